@@ -1,0 +1,66 @@
+# Everything lives in .venv; nothing is installed outside of it.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+
+VENV := .venv
+BIN  := $(VENV)/bin
+
+# What is installed, for which versions of these two files: a stamp newer than both needs no reinstall.
+PINS := pyproject.toml constraints.txt
+BASE := $(VENV)/.installed-demo
+FULL := $(VENV)/.installed-all
+
+DEMO_EXTRAS := cli,experiments
+ALL_EXTRAS  := cli,experiments,dev
+
+# pip before 25.3 also applies PIP_CONSTRAINT to the build backend; later ones ask for PIP_BUILD_CONSTRAINT.
+INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt \
+	PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --quiet --editable
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo setup check test clean
+
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+
+demo: $(BASE) ## Compare the samplers, installing only what that needs
+	@$(BIN)/sortition compare
+
+setup: $(FULL) ## Install the library with every extra into .venv
+
+check: $(FULL) ## Lint, format, types, import layers, doctests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest --quiet --doctest-modules src
+
+test: setup check ## Setup, check, and then every test
+	$(BIN)/pytest --numprocesses $(WORKERS)
+
+clean: ## Remove .venv, builds and caches
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# pip is the last thing that venv puts in place, so a half-made .venv is made again.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "error: $(PYTHON) is missing or older than 3.11; name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "error: $(PYTHON) has no venv module; install it (on Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+# The environment is an order-only prerequisite: it must exist, its age says nothing.
+$(BASE): $(PINS) | $(BIN)/pip
+	@echo "Installing sortition[$(DEMO_EXTRAS)] into $(VENV) (a minute or so the first time)"
+	@$(INSTALL) '.[$(DEMO_EXTRAS)]'
+	@touch $@
+
+$(FULL): $(PINS) | $(BIN)/pip
+	@echo "Installing sortition[$(ALL_EXTRAS)] into $(VENV) (a minute or so the first time)"
+	@$(INSTALL) '.[$(ALL_EXTRAS)]'
+	@touch $(BASE) $@

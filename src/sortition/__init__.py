@@ -1,0 +1,44 @@
+"""Sortition: which clients of a federation train in each round, learnt from the norms of their updates."""
+
+from sortition.core.cohort import Cohort
+from sortition.core.errors import (
+    AvailabilityError,
+    CohortError,
+    ConfigurationError,
+    FeedbackError,
+    SortitionError,
+    StateError,
+)
+from sortition.core.protocols import Sampler
+from sortition.samplers.adaptive import AdaptiveOSMDSampler
+from sortition.samplers.avare import AvareSampler
+from sortition.samplers.doubling import DoublingOSMDSampler
+from sortition.samplers.fixed import FixedSampler, ProportionalSampler
+from sortition.samplers.mabs import MABSSampler
+from sortition.samplers.optimal import OptimalSampler
+from sortition.samplers.osmd import OSMDSampler
+from sortition.samplers.uniform import UniformSampler
+from sortition.samplers.vrb import VRBSampler
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AdaptiveOSMDSampler",
+    "AvailabilityError",
+    "AvareSampler",
+    "Cohort",
+    "CohortError",
+    "ConfigurationError",
+    "DoublingOSMDSampler",
+    "FeedbackError",
+    "FixedSampler",
+    "MABSSampler",
+    "OSMDSampler",
+    "OptimalSampler",
+    "ProportionalSampler",
+    "Sampler",
+    "SortitionError",
+    "StateError",
+    "UniformSampler",
+    "VRBSampler",
+]

@@ -1,0 +1,1 @@
+"""The specification: numpy only, no state, readable against the paper."""

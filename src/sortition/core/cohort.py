@@ -1,0 +1,105 @@
+"""The cohort: who trains in a round, and what was true when they were drawn."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sortition.core.errors import CohortError
+from sortition.core.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cohort:
+    r"""The ticket of a round: distinct clients and, aligned with them, how they were drawn.
+
+    With :math:`S^t` the draws of round t, ``clients`` are the distinct members of :math:`S^t`,
+    ``counts`` is :math:`\mathcal N\{m \in S^t\}`, ``probabilities`` is :math:`p^t_m` (for independent
+    draws the inclusion probability, and 1 where all the available take part), and ``weights`` has
+    mean one for every client, whatever the design: the aggregate is
+
+    .. math:: g^t = \sum_m \lambda_m \, \mathrm{weight}_m \, g^t_m            (Equation 2)
+
+    A cohort can be stored, sent to another process and come back late: feedback is weighted by what it
+    carries. ``ticket`` lets the sampler recognise a cohort of its own.
+
+    >>> cohort = Cohort(
+    ...     0, 3, clients=[4, 7], counts=[2, 1], probabilities=[0.5, 0.25], weights=[4 / 3, 4 / 3]
+    ... )
+    >>> cohort.replied([True, False]).weights
+    array([2.66666667])
+    """
+
+    round_index: int
+    cohort_size: int
+    clients: IntArray
+    counts: IntArray
+    probabilities: FloatArray
+    weights: FloatArray
+    ticket: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        for name, dtype in (
+            ("clients", np.int64),
+            ("counts", np.int64),
+            ("probabilities", np.float64),
+            ("weights", np.float64),
+        ):
+            array = np.asarray(getattr(self, name), dtype=dtype)
+            if array.flags.writeable:
+                array = array.copy()
+                array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        if not len(self.clients) == len(self.counts) == len(self.probabilities) == len(self.weights):
+            raise CohortError(
+                "clients, counts, probabilities and weights must have one length, got "
+                f"{len(self.clients)}, {len(self.counts)}, {len(self.probabilities)}, {len(self.weights)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def replied(self, mask: ArrayLike) -> Cohort:
+        r"""The cohort of those who replied, its weights raised so that they stay mean-one.
+
+        With n distinct clients drawn and r of them replying, every weight is multiplied by n / r. If all
+        clients fail with the same probability, then, whatever it is and whatever the design, each
+        client's expected weight given the cohort and r >= 1 is the weight that it was drawn with:
+        each set of r repliers is as likely as any other, so a client is among them with probability r / n.
+
+        What it can't repair: failure that depends on the client. A client that always fails is missing
+        from the aggregate however its companions are weighted, and one that fails more often than others
+        counts for less than its :math:`\lambda_m`.
+
+        Deviation: putting the replying draws in the place of K (factor K / K', K' the draws that
+        replied) is the same where nobody was drawn twice. Where somebody was, a client's draws fail
+        together, and that factor favours those drawn once; this one is exact.
+        """
+        present = np.asarray(mask)
+        if present.dtype != np.bool_ or present.shape != self.clients.shape:
+            raise CohortError(
+                f"mask must be {len(self)} booleans, one for each client of the cohort, "
+                f"got {present.dtype} of shape {present.shape}"
+            )
+        if present.all():
+            return self
+        raised = len(self) / max(int(present.sum()), 1)
+        return Cohort(
+            self.round_index,
+            self.cohort_size,
+            self.clients[present],
+            self.counts[present],
+            self.probabilities[present],
+            self.weights[present] * raised,
+            self.ticket,
+        )
+
+    def checksum(self, identity: int) -> int:
+        """What the sampler called ``identity`` writes on the ticket: it covers all that the cohort says."""
+        check = zlib.crc32(f"{identity} {self.round_index} {self.cohort_size}".encode())
+        for array in (self.clients, self.counts, self.probabilities, self.weights):
+            check = zlib.crc32(np.ascontiguousarray(array).data, check)
+        return check

@@ -1,0 +1,151 @@
+r"""Designs: how a cohort is drawn from a distribution, and the weights that keep it unbiased.
+
+A learner says what the probabilities are, a design says how to draw from them. Each design has two parts:
+``weigh_*`` turns what was drawn into ``(clients, counts, probabilities, weights)``, sorted by client, with
+weights that have mean one for every client; ``draw_*`` makes such a draw from a vector of probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from sortition.core.types import FloatArray, IntArray
+
+Design: TypeAlias = Literal["with_replacement", "without_replacement", "independent"]
+DESIGNS: tuple[str, ...] = get_args(Design)
+Weighed: TypeAlias = tuple[IntArray, IntArray, FloatArray, FloatArray]
+
+
+def round_generator(seed: int, round_index: int) -> np.random.Generator:
+    """The randomness of one round: it depends on (seed, round) and on nothing else.
+
+    Philox is counter based: the seed is its key, the round the upper half of its counter, so that no two
+    rounds of a seed can overlap.
+
+    >>> first, again = round_generator(7, 3).random(2), round_generator(7, 3).random(2)
+    >>> bool((first == again).all())
+    True
+    """
+    return np.random.Generator(np.random.Philox(key=seed, counter=round_index << 128))
+
+
+def weigh_with_replacement(draws: IntArray, probabilities: FloatArray, cohort_size: int) -> Weighed:
+    r"""K draws from p, repeats allowed: ``weights = counts / (K p)``          (Equation 2).
+
+    ``probabilities`` are those of the draws, aligned with ``draws``.
+
+    >>> weigh_with_replacement(np.array([5, 2, 5]), np.array([0.5, 0.1, 0.5]), cohort_size=3)[3]
+    array([3.33333333, 1.33333333])
+    """
+    clients, first, counts = np.unique(draws, return_index=True, return_counts=True)
+    drawn = probabilities[first]
+    return clients, counts.astype(np.int64), drawn, counts / (cohort_size * drawn)
+
+
+def weigh_without_replacement(draws: IntArray, probabilities: FloatArray, cohort_size: int) -> Weighed:
+    r"""K draws one after another, each from those left (Appendix A.2, Algorithm 7).
+
+    The j-th drawn client :math:`I_j` gets the weight
+
+    .. math:: \frac{1 - \sum_{k<j} p_{I_k}}{K \, p_{I_j}} + \frac{K - j}{K}.
+
+    >>> weigh_without_replacement(np.array([0, 1]), np.array([0.5, 0.5]), cohort_size=2)[3]
+    array([1.5, 0.5])
+    """
+    order = np.arange(1, len(draws) + 1)
+    before = np.concatenate(([0.0], np.cumsum(probabilities)[:-1]))
+    # rounding must not let what is left drop below the client that was drawn from it
+    left = np.maximum(1.0 - before, probabilities)
+    weights = left / (cohort_size * probabilities) + (cohort_size - order) / cohort_size
+    by_client = np.argsort(draws)
+    ones = np.ones(len(draws), dtype=np.int64)
+    return draws[by_client], ones, probabilities[by_client], weights[by_client]
+
+
+def weigh_independent(draws: IntArray, inclusion: FloatArray) -> Weighed:
+    r"""Each client on its own with its inclusion probability: ``weights = 1 / inclusion``."""
+    by_client = np.argsort(draws)
+    drawn = inclusion[by_client]
+    return draws[by_client], np.ones(len(draws), dtype=np.int64), drawn, 1.0 / drawn
+
+
+def inclusion_probabilities(probabilities: FloatArray, cohort_size: int) -> FloatArray:
+    r"""Inclusion probabilities :math:`\min(1, c\,p_m)` with c such that they add up to K.
+
+    If no more than K clients have a positive probability, all of these are certain.
+
+    >>> inclusion_probabilities(np.array([0.7, 0.2, 0.1]), cohort_size=2)
+    array([1.        , 0.66666667, 0.33333333])
+    """
+    positive = np.count_nonzero(probabilities)
+    if positive <= cohort_size:
+        return np.sign(probabilities)
+    descending = np.sort(probabilities)[::-1]
+    rest = np.cumsum(descending[::-1])[::-1]  # rest[i]: the mass of all but the i largest
+    certain = np.arange(cohort_size)
+    # the smallest number of certain clients that leaves nobody else above one
+    scale = (cohort_size - certain) / rest[:cohort_size]
+    enough = scale * descending[:cohort_size] <= 1.0
+    c = scale[np.argmax(enough)] if enough.any() else np.inf
+    return np.minimum(1.0, c * probabilities)
+
+
+def draw_with_replacement(
+    probabilities: FloatArray, cohort_size: int, generator: np.random.Generator
+) -> Weighed:
+    """Draw K times from ``probabilities``, which sum to one."""
+    cumulative = np.cumsum(probabilities)
+    points = generator.random(cohort_size) * cumulative[-1]
+    draws = np.searchsorted(cumulative, points, side="right")
+    return weigh_with_replacement(draws, probabilities[draws], cohort_size)
+
+
+def draw_without_replacement(
+    probabilities: FloatArray, cohort_size: int, generator: np.random.Generator
+) -> Weighed:
+    """Draw K times, each time from those left.
+
+    Exponential clocks with rates p ring in just this order, so the first K to ring are the draws.
+    """
+    with np.errstate(divide="ignore"):
+        times = generator.standard_exponential(len(probabilities)) / probabilities
+    size = min(cohort_size, np.count_nonzero(probabilities))
+    draws = np.argsort(times, kind="stable")[:size]
+    return weigh_without_replacement(draws, probabilities[draws], cohort_size)
+
+
+def draw_independent(probabilities: FloatArray, cohort_size: int, generator: np.random.Generator) -> Weighed:
+    """Toss one coin a client; the cohort's size is K on average."""
+    inclusion = inclusion_probabilities(probabilities, cohort_size)
+    draws = np.flatnonzero(generator.random(len(probabilities)) < inclusion)
+    return weigh_independent(draws, inclusion[draws])
+
+
+def draw_dense(
+    design: Design, probabilities: FloatArray, cohort_size: int, generator: np.random.Generator
+) -> Weighed:
+    """Draw by ``design`` from a vector of probabilities that sum to one."""
+    draw = {
+        "with_replacement": draw_with_replacement,
+        "without_replacement": draw_without_replacement,
+        "independent": draw_independent,
+    }[design]
+    return draw(probabilities, cohort_size, generator)
+
+
+def restrict(probabilities: FloatArray) -> FloatArray:
+    r"""The probabilities of those available, rescaled (Appendix D.2).
+
+    .. math:: \tilde p_m = \frac{p_m}{\sum_{i \in I} p_i}
+
+    Where all of them are 0 the available are taken uniformly.
+
+    >>> restrict(np.array([0.1, 0.3]))
+    array([0.25, 0.75])
+    """
+    total = probabilities.sum()
+    if total == 0.0:
+        return np.full(len(probabilities), 1.0 / len(probabilities))
+    return np.asarray(probabilities / total, dtype=float)

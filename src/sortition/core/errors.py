@@ -1,0 +1,30 @@
+"""Everything the library raises on purpose.
+
+Each message names the argument, what was expected and what came; the object that raised is left as it was.
+"""
+
+from __future__ import annotations
+
+
+class SortitionError(Exception):
+    """Base of every exception of the library: catch this one to catch them all."""
+
+
+class ConfigurationError(SortitionError, ValueError):
+    """An argument of a constructor, or of a function, that makes no sense."""
+
+
+class AvailabilityError(SortitionError, ValueError):
+    """``available`` names nobody, or somebody who does not exist."""
+
+
+class FeedbackError(SortitionError, ValueError):
+    """Norms that are no norms: wrong length, negative, infinite."""
+
+
+class CohortError(SortitionError, ValueError):
+    """A cohort that this sampler did not draw, or has heard of already."""
+
+
+class StateError(SortitionError, ValueError):
+    """A state of another kind, another version or another configuration."""

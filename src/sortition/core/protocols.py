@@ -1,0 +1,42 @@
+"""What a sampler promises to whoever runs the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from numpy.typing import ArrayLike
+
+from sortition.core.cohort import Cohort
+from sortition.core.types import FloatArray
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Chooses who trains in a round, and learns from the norms of their updates.
+
+    ``sortition.testing.check_sampler`` tests every promise that the types can't express.
+    """
+
+    @property
+    def num_clients(self) -> int:
+        """M, the clients that can be drawn."""
+
+    @property
+    def cohort_size(self) -> int:
+        """K, the draws of a round."""
+
+    def draw(self, available: ArrayLike | None = None) -> Cohort:
+        """Draw the next round's cohort, from everybody or from those ``available``."""
+
+    def observe(self, cohort: Cohort, norms: ArrayLike) -> None:
+        """Learn from the update norms, aligned with ``cohort.clients``; nan means no reply."""
+
+    def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
+        """The probabilities that the next draw uses: all of them, or those of ``clients``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a continued run needs, as plain arrays and scalars."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state as if the run had never stopped."""

@@ -1,0 +1,122 @@
+"""Checks of what users pass in: each names the argument, the expectation and the value."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sortition.core.errors import AvailabilityError, ConfigurationError, FeedbackError, SortitionError
+from sortition.core.types import FloatArray, IntArray
+
+SUM_TOLERANCE = 1e-8
+SMALLEST_MASS = 1e-100
+
+
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """``value`` as an int of at least ``least`` and at most ``most``."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)) or number < least:
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if most is not None and number > most:
+        raise ConfigurationError(f"{name} must be at most {most}, got {value!r}")
+    return number
+
+
+def positive_number(name: str, value: Any) -> float:
+    """``value`` as a finite float above zero."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0.0):
+        raise ConfigurationError(f"{name} must be a finite number above 0, got {value!r}")
+    return number
+
+
+def fraction(name: str, value: Any) -> float:
+    """``value`` as a float in (0, 1]."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0.0 < number <= 1.0:
+        raise ConfigurationError(f"{name} must lie in (0, 1], got {value!r}")
+    return number
+
+
+def distribution(name: str, values: ArrayLike, num_clients: int) -> FloatArray:
+    """``values`` as ``num_clients`` masses that sum to one, none negative; a copy of them."""
+    masses = _floats(name, values, ConfigurationError)
+    if masses.shape != (num_clients,):
+        raise ConfigurationError(
+            f"{name} must have one entry for each of the {num_clients} clients, got shape {masses.shape}"
+        )
+    wrong = np.flatnonzero(~(masses >= 0.0) | np.isinf(masses))
+    if len(wrong):
+        raise ConfigurationError(
+            f"{name} must be finite and not negative, got {masses[wrong[0]]} for client {wrong[0]}"
+        )
+    if not abs(masses.sum() - 1.0) <= SUM_TOLERANCE:
+        raise ConfigurationError(f"{name} must sum to one, got a sum of {masses.sum()}")
+    tiny = np.flatnonzero((masses > 0.0) & (masses < SMALLEST_MASS))
+    if len(tiny):
+        raise ConfigurationError(
+            f"{name} must be 0 or at least {SMALLEST_MASS}, got {masses[tiny[0]]} for client {tiny[0]}"
+        )
+    return masses.copy()
+
+
+def norms_of(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
+    """``values`` as ``size`` norms: finite and not negative, or nan for who did not reply."""
+    norms = _floats(name, values, FeedbackError)
+    if norms.shape != (size,):
+        raise FeedbackError(f"{name} must have {size} entries, one for {whose}, got shape {norms.shape}")
+    wrong = np.flatnonzero((norms < 0.0) | np.isinf(norms))
+    if len(wrong):
+        raise FeedbackError(
+            f"{name} must be finite and not negative (nan for no reply), got {norms[wrong[0]]} "
+            f"at position {wrong[0]}"
+        )
+    return norms
+
+
+def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
+    """``values`` as ids of existing clients, in the order given."""
+    ids = np.asarray(values)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise AvailabilityError(
+            f"{name} must be a sequence of client ids (whole numbers), got {ids.dtype} of shape {ids.shape}"
+        )
+    ids = ids.astype(np.int64)
+    unknown = ids[(ids < 0) | (ids >= num_clients)]
+    if len(unknown):
+        raise AvailabilityError(
+            f"{name} must hold ids of existing clients, 0 to {num_clients - 1}, got {unknown[0]}"
+        )
+    return ids
+
+
+def available_ids(values: ArrayLike, num_clients: int) -> IntArray:
+    """``values`` as a set of existing clients, ascending; nobody is an error."""
+    ids = client_ids("available", values, num_clients)
+    if not len(ids):
+        raise AvailabilityError("available must name at least one client, got none")
+    ascending = np.sort(ids)
+    repeated = ascending[1:][ascending[1:] == ascending[:-1]]
+    if len(repeated):
+        raise AvailabilityError(f"available must name each client once, got {repeated[0]} more than once")
+    return ascending
+
+
+def _floats(name: str, values: ArrayLike, error: type[SortitionError]) -> FloatArray:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise error(f"{name} must be numbers, got {values!r}") from None

@@ -1,0 +1,1 @@
+"""The same mathematics at a cost that does not grow with the number of clients."""

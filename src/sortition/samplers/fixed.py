@@ -1,0 +1,55 @@
+"""Distributions that stay as they are: given, or the data sizes."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sortition.core.cohort import Cohort
+from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import distribution, whole_number
+from sortition.samplers.base import BaseSampler, Common, Config, fingerprint
+from sortition.samplers.experts import require_support
+
+
+class FixedSampler(BaseSampler):
+    r"""Draws from ``probabilities``, whatever happens.
+
+    With :math:`p_m \propto \lambda_m L_m`, :math:`L_m` the smoothness constant of client m's loss, this is
+    the importance sampling :math:`p^{\mathrm{IS}}` of Section 7.4.
+
+    >>> sampler = FixedSampler(num_clients=2, cohort_size=1, probabilities=[0.2, 0.8])
+    >>> sampler.probabilities([1])
+    array([0.8])
+    """
+
+    def __init__(self, *, probabilities: ArrayLike, **common: Unpack[Common]) -> None:
+        super().__init__(**common)
+        self._fixed = distribution("probabilities", probabilities, self._num_clients)
+        require_support("probabilities", self._fixed, self._client_weights)
+
+    def _probabilities(self, clients: IntArray | None) -> FloatArray:
+        return self._fixed.copy() if clients is None else self._fixed[clients]
+
+    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        """Nothing to learn."""
+
+    def _config(self) -> Config:
+        return {"probabilities": fingerprint(self._fixed)}
+
+
+class ProportionalSampler(FixedSampler):
+    r"""Draws by data size, :math:`p_m = \lambda_m` (Li et al. 2020); uniform without ``client_weights``.
+
+    >>> ProportionalSampler(num_clients=2, cohort_size=1, client_weights=[0.25, 0.75]).probabilities()
+    array([0.25, 0.75])
+    """
+
+    def __init__(self, **common: Unpack[Common]) -> None:
+        sizes = common.get("client_weights")
+        if sizes is None:
+            clients = whole_number("num_clients", common["num_clients"], least=1)
+            sizes = np.full(clients, 1.0 / clients)
+        super().__init__(probabilities=sizes, **common)

@@ -1,0 +1,75 @@
+"""MABS: the bandit sampler of Salehi, Celis and Thiran (2017)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from sortition.core.cohort import Cohort
+from sortition.core.simplex import LARGEST_STEP
+from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import fraction, whole_number
+from sortition.samplers.base import Config, array
+from sortition.samplers.bounded import Bounded, BoundedSampler
+
+
+class MABSSampler(BoundedSampler):
+    r"""Exponential weights over the clients, with the variance loss as the loss.
+
+    .. math:: p = (1-\eta)\,\mathrm{softmax}(v) + \eta/M, \qquad
+              v_m \mathrel{+}= \delta\, a_m / p_m^3 \text{ for each draw}, \qquad
+              \delta = \sqrt{\frac{\eta^4 \ln M}{T M^5 \bar a^2}}
+
+    :math:`\eta` is ``exploration`` and :math:`\bar a` is ``feedback_bound``. For designs other than with
+    replacement ``count / p`` is ``K weight``, which is the same number where there is replacement.
+
+    >>> sampler = MABSSampler(num_clients=3, cohort_size=1, num_rounds=10, feedback_bound=1.0)
+    >>> cohort = sampler.draw()
+    >>> sampler.observe(cohort, [3.0])
+    >>> bool(sampler.probabilities(cohort.clients) > 1 / 3)
+    True
+    """
+
+    def __init__(self, *, num_rounds: int, exploration: float = 0.4, **bounded: Unpack[Bounded]) -> None:
+        super().__init__(**bounded)
+        self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
+        self._exploration = fraction("exploration", exploration)
+        self._log_weights = np.zeros(self._num_clients)
+
+    def _probabilities(self, clients: IntArray | None) -> FloatArray:
+        softmax = np.exp(self._log_weights - self._log_weights.max())
+        mixed = (1.0 - self._exploration) * softmax / softmax.sum() + self._exploration / self._num_clients
+        return np.asarray(mixed if clients is None else mixed[clients], dtype=float)
+
+    def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        if self._num_clients == 1:
+            return  # ln M = 0: the rate is zero
+        log_m = math.log(self._num_clients)
+        log_delta = 0.5 * (
+            4.0 * math.log(self._exploration) + math.log(log_m) - math.log(self._num_rounds) - 5.0 * log_m
+        )
+        log_steps = (
+            log_delta
+            - self._log_bound
+            + math.log(self._cohort_size)
+            + np.log(cohort.weights)
+            + log_feedback
+            - 2.0 * np.log(self._probabilities(cohort.clients))
+        )
+        steps = np.exp(np.minimum(log_steps, math.log(LARGEST_STEP)))
+        raised = np.minimum(self._log_weights[cohort.clients] + steps, LARGEST_STEP)
+        self._log_weights[cohort.clients] = raised
+
+    def _config(self) -> Config:
+        return {"num_rounds": self._num_rounds, "exploration": self._exploration, **super()._config()}
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "log_weights": self._log_weights.copy()}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        log_weights = array(state, "log_weights", np.float64, (self._num_clients,))
+        super()._restore(state)
+        self._log_weights = log_weights
