@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.errors import CohortError
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,15 +86,18 @@ class Cohort:
             )
         if present.all():
             return self
-        raised = len(self) / max(int(present.sum()), 1)
-        return Cohort(
-            self.round_index,
-            self.cohort_size,
-            self.clients[present],
-            self.counts[present],
-            self.probabilities[present],
-            self.weights[present] * raised,
-            self.ticket,
+        replies = self.only(present)
+        raised = replies.weights * (len(self) / max(len(replies), 1))
+        return replace(replies, weights=raised)
+
+    def only(self, mask: BoolArray) -> Cohort:
+        """The part of the cohort where ``mask`` is true, with its weights as they were."""
+        return replace(
+            self,
+            clients=self.clients[mask],
+            counts=self.counts[mask],
+            probabilities=self.probabilities[mask],
+            weights=self.weights[mask],
         )
 
     def checksum(self, identity: int) -> int:

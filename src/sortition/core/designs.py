@@ -7,7 +7,7 @@ weights that have mean one for every client; ``draw_*`` makes such a draw from a
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -18,17 +18,30 @@ DESIGNS: tuple[str, ...] = get_args(Design)
 Weighed: TypeAlias = tuple[IntArray, IntArray, FloatArray, FloatArray]
 
 
-def round_generator(seed: int, round_index: int) -> np.random.Generator:
-    """The randomness of one round: it depends on (seed, round) and on nothing else.
+class RoundGenerator:
+    """The randomness of a run: that of a round depends on (seed, round) and on nothing else.
 
     Philox is counter based: the seed is its key, the round the upper half of its counter, so that no two
-    rounds of a seed can overlap.
+    rounds of a seed can overlap. It is set anew for a round, which is quicker than making it anew.
 
-    >>> first, again = round_generator(7, 3).random(2), round_generator(7, 3).random(2)
-    >>> bool((first == again).all())
+    >>> generator = RoundGenerator(seed=7)
+    >>> first = generator.of_round(3).random()
+    >>> second = generator.of_round(4).random()
+    >>> first == generator.of_round(3).random() != second
     True
     """
-    return np.random.Generator(np.random.Philox(key=seed, counter=round_index << 128))
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._bits = np.random.Philox(key=seed)
+        self._generator = np.random.Generator(self._bits)
+        self._start: Any = self._bits.state
+
+    def of_round(self, round_index: int) -> np.random.Generator:
+        """The generator of that round, at its start; good until the next call."""
+        self._start["state"]["counter"][2] = round_index
+        self._bits.state = self._start
+        return self._generator
 
 
 def weigh_with_replacement(draws: IntArray, probabilities: FloatArray, cohort_size: int) -> Weighed:

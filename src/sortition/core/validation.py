@@ -73,6 +73,21 @@ def distribution(name: str, values: ArrayLike, num_clients: int) -> FloatArray:
     return masses.copy()
 
 
+def masses_of(name: str, values: ArrayLike) -> FloatArray:
+    """``values`` as masses of newcomers: a sequence of finite numbers above zero."""
+    masses = _floats(name, values, ConfigurationError)
+    if masses.ndim != 1 or not len(masses):
+        raise ConfigurationError(
+            f"{name} must be a number or a sequence of numbers, got shape {masses.shape}"
+        )
+    wrong = np.flatnonzero(~(masses >= SMALLEST_MASS) | np.isinf(masses))
+    if len(wrong):
+        raise ConfigurationError(
+            f"{name} must be finite and above 0, got {masses[wrong[0]]} at position {wrong[0]}"
+        )
+    return masses
+
+
 def norms_of(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
     """``values`` as ``size`` norms: finite and not negative, or nan for who did not reply."""
     norms = _floats(name, values, FeedbackError)
@@ -101,18 +116,6 @@ def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
             f"{name} must hold ids of existing clients, 0 to {num_clients - 1}, got {unknown[0]}"
         )
     return ids
-
-
-def available_ids(values: ArrayLike, num_clients: int) -> IntArray:
-    """``values`` as a set of existing clients, ascending; nobody is an error."""
-    ids = client_ids("available", values, num_clients)
-    if not len(ids):
-        raise AvailabilityError("available must name at least one client, got none")
-    ascending = np.sort(ids)
-    repeated = ascending[1:][ascending[1:] == ascending[:-1]]
-    if len(repeated):
-        raise AvailabilityError(f"available must name each client once, got {repeated[0]} more than once")
-    return ascending
 
 
 def _floats(name: str, values: ArrayLike, error: type[SortitionError]) -> FloatArray:

@@ -33,7 +33,7 @@ class AdaptiveOSMDSampler(MetaSampler):
         self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
         super().__init__(**meta)
 
-    def _horizon(self) -> int:
+    def _horizon(self, learnt_rounds: int) -> int:
         return self._num_rounds
 
     def _config(self) -> Config:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-import numpy as np
-
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError
-from sortition.core.simplex import project_above_floor
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.state import scalar
+from sortition.core.types import FloatArray
 from sortition.core.validation import positive_number
-from sortition.samplers.base import BaseSampler, Common, Config, array, scalar
+from sortition.engine.greedy import Greedy
+from sortition.samplers.base import BaseSampler, Common, Config
 
 
 class AvareSampler(BaseSampler):
@@ -27,11 +26,11 @@ class AvareSampler(BaseSampler):
     :math:`\max(\epsilon_t, c\,h_m)`, the same shape as the projection of Algorithm 2, which computes it.
     t counts the rounds that had feedback.
 
-    >>> sampler = AvareSampler(num_clients=4, cohort_size=4)
+    >>> sampler = AvareSampler(num_clients=4, cohort_size=1)
     >>> cohort = sampler.draw()
-    >>> sampler.observe(cohort, np.arange(1.0, len(cohort) + 1.0))
-    >>> bool(np.all(np.diff(sampler.probabilities(cohort.clients)) >= 0))
-    True
+    >>> sampler.observe(cohort, [1.0])
+    >>> sampler.floor() * 3 + sampler.probabilities(cohort.clients).item()
+    1.0
     """
 
     def __init__(
@@ -43,31 +42,29 @@ class AvareSampler(BaseSampler):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(**common)
-        offset = self._num_clients if floor_offset is None else floor_offset
-        self._offset = positive_number("floor_offset", offset)
+        self._offset = positive_number(
+            "floor_offset", self._founders if floor_offset is None else floor_offset
+        )
         self._decay = positive_number("floor_decay", floor_decay)
-        if not 0.0 <= smallest_floor <= 1.0 / self._num_clients:
+        if not 0.0 <= smallest_floor <= 1.0 / self._founders:
             raise ConfigurationError(
-                f"smallest_floor must lie in [0, 1/num_clients = {1.0 / self._num_clients}], "
+                f"smallest_floor must lie in [0, 1/num_clients = {1.0 / self._founders}], "
                 f"got {smallest_floor!r}"
             )
         self._smallest_floor = float(smallest_floor)
-        self._log_roots = np.full(self._num_clients, -np.inf)
+        self._distribution = self._greedy = Greedy(self._roster)
         self._learnt_rounds = 0
 
     def floor(self) -> float:
         """epsilon_t of the next draw."""
         c, third = self._offset, self._decay / 3.0
         shrinking: float = 1.0 / (c ** (1.0 - third) * (c + self._cohort_size * self._learnt_rounds) ** third)
-        return min(self._smallest_floor + shrinking, 1.0 / self._num_clients)
-
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        everybody = project_above_floor(self._log_roots, np.full(self._num_clients, self.floor()))
-        return everybody if clients is None else everybody[clients]
+        return min(self._smallest_floor + shrinking, 1.0 / self.num_clients)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        self._log_roots[cohort.clients] = 0.5 * log_feedback
         self._learnt_rounds += 1
+        floor = self.floor() * self.num_clients
+        self._greedy.record(cohort.clients, 0.5 * log_feedback, floor=floor)
 
     def _config(self) -> Config:
         return {
@@ -77,9 +74,9 @@ class AvareSampler(BaseSampler):
         }
 
     def _state(self) -> dict[str, Any]:
-        return {"log_roots": self._log_roots.copy(), "learnt_rounds": self._learnt_rounds}
+        return {**self._greedy.state(), "learnt_rounds": self._learnt_rounds}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        log_roots = array(state, "log_roots", np.float64, (self._num_clients,))
-        self._learnt_rounds = int(scalar(state, "learnt_rounds"))
-        self._log_roots = log_roots
+        rounds = int(scalar(state, "learnt_rounds"))
+        self._greedy.restore(state)
+        self._learnt_rounds = rounds

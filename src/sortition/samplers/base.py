@@ -1,21 +1,25 @@
-"""What every sampler does alike: rounds, tickets, silence, availability and state."""
+"""What every sampler does alike: rounds, tickets, silence, availability, membership and state."""
 
 from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Required, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.designs import DESIGNS, Design, Weighed, draw_dense, restrict, round_generator
-from sortition.core.errors import CohortError, ConfigurationError, StateError
+from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, draw_dense, restrict
+from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError, StateError
+from sortition.core.state import array, scalar, text
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import available_ids, client_ids, distribution, norms_of, whole_number
+from sortition.core.validation import client_ids, distribution, masses_of, norms_of, whole_number
 from sortition.core.variance import log_feedback
+from sortition.engine.drawing import Distribution, draw_cohort
+from sortition.engine.roster import Roster
 
 STATE_VERSION = 1
 Config = dict[str, int | float | str]
@@ -32,11 +36,13 @@ class Common(TypedDict, total=False):
 
 
 class BaseSampler(ABC):
-    """Base of our samplers. A subclass says what the probabilities are and how feedback changes them.
+    """Base of our samplers. A subclass builds a distribution, and says how feedback changes it.
 
-    It implements ``_probabilities``, ``_learn``, ``_config``, ``_state`` and ``_restore``; nothing else needs
-    to know how a cohort is drawn, recognised, or weighted.
+    It sets ``_distribution`` in its constructor, on ``_roster``, and implements ``_learn``, ``_config``,
+    ``_state`` and ``_restore``; nothing else needs to know how a cohort is drawn, recognised, or weighted.
     """
+
+    _distribution: Distribution
 
     def __init__(
         self,
@@ -47,7 +53,7 @@ class BaseSampler(ABC):
         design: Design = "with_replacement",
         seed: int = 0,
     ) -> None:
-        self._num_clients = whole_number("num_clients", num_clients, least=1)
+        self._founders = whole_number("num_clients", num_clients, least=1)
         self._cohort_size = whole_number("cohort_size", cohort_size, least=1)
         if design not in DESIGNS:
             raise ConfigurationError(f"design must be one of {', '.join(DESIGNS)}, got {design!r}")
@@ -57,18 +63,17 @@ class BaseSampler(ABC):
                 f"got {cohort_size}"
             )
         self._design: Design = design
-        self._seed = whole_number("seed", seed, least=0, most=2**64 - 1)
-        self._client_weights: FloatArray | None = None
+        self._given_weights: FloatArray | None = None
         if client_weights is not None:
-            self._client_weights = distribution("client_weights", client_weights, self._num_clients)
+            self._given_weights = distribution("client_weights", client_weights, self._founders)
+        self._weights = Roster(self._founders, self._given_weights)  # lambda
+        self._roster = Roster(self._founders, None)  # the prior; subclasses may have another
+        self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=2**64 - 1))
         self._round_index = 0
         self._open: dict[int, int] = {}  # round -> ticket, of the cohorts that await feedback
+        self._identity: int | None = None
 
     # What a subclass says ----------------------------------------------------------------------------
-
-    @abstractmethod
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        """The probabilities of ``clients``, or of all."""
 
     @abstractmethod
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -85,12 +90,15 @@ class BaseSampler(ABC):
     def _restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing learnt, nothing to restore
         """Take back what ``_state`` gave; on a StateError nothing has changed."""
 
+    def _membership_changed(self, weight_factor: float) -> None:  # noqa: B027 - most need not know
+        """Clients joined or left, and every other client's lambda was multiplied by ``weight_factor``."""
+
     # The protocol ------------------------------------------------------------------------------------
 
     @property
     def num_clients(self) -> int:
         """M, the clients that can be drawn."""
-        return self._num_clients
+        return self._roster.count
 
     @property
     def cohort_size(self) -> int:
@@ -113,13 +121,15 @@ class BaseSampler(ABC):
         With ``available`` the distribution is restricted to these and rescaled; if they are at most K, all
         of them take part, with weight one (Appendix D.2).
         """
-        generator = round_generator(self._seed, self._round_index)
         if available is None:
-            weighed = self._draw_from_all(generator)
+            generator = self._generator.of_round(self._round_index)
+            weighed = draw_cohort(
+                self._design, self._distribution, self.num_clients, self._cohort_size, generator
+            )
         else:
-            weighed = self._draw_from(available_ids(available, self._num_clients), generator)
+            weighed = self._draw_from(self._available(available))
         cohort = Cohort(self._round_index, self._cohort_size, *weighed)
-        ticket = cohort.checksum(self._identity())
+        ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
         self._open[self._round_index] = ticket
         self._round_index += 1
@@ -128,32 +138,89 @@ class BaseSampler(ABC):
     def observe(self, cohort: Cohort, norms: ArrayLike) -> None:
         """Learn from the update norms, aligned with ``cohort.clients``; nan means no reply.
 
-        Feedback belongs to its cohort: it may come late, in any order, but once.
+        Feedback belongs to its cohort: it may come late, in any order, but once. Of clients who have left in
+        the meantime nothing is learnt.
         """
         self._recognise(cohort)
         values = norms_of("norms", norms, len(cohort), "each client of the cohort")
         replied = ~np.isnan(values)
-        if replied.any():
-            heard = cohort.replied(replied)
-            self._learn(heard, log_feedback(self._weights_of(heard.clients), values[replied]))
+        heard = cohort.replied(replied)
+        if len(heard) < len(cohort):
+            values = values[replied]
+        if self._roster.anybody_left:
+            here = self._roster.present(heard.clients)
+            heard, values = heard.only(here), values[here]
+        if len(heard):
+            self._learn(heard, log_feedback(self._weights_of(heard.clients), values))
         del self._open[cohort.round_index]
 
     def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
-        """The probabilities of the next draw: all of them, or those of ``clients``."""
+        """The probabilities of the next draw: all of them, by id, or those of ``clients``.
+
+        Who has left has probability 0.
+        """
         if clients is None:
-            return self._probabilities(None)
-        return self._probabilities(client_ids("clients", clients, self._num_clients))
+            return self._distribution.everybody()
+        return self._distribution.look_up(client_ids("clients", clients, self._roster.ids))
+
+    # Joining and leaving -----------------------------------------------------------------------------
+
+    def add_clients(self, clients: int | ArrayLike, *, client_weights: ArrayLike | None = None) -> IntArray:
+        """Let clients join: so many of them, or one for each prior mass given. Returns their ids.
+
+        Prior masses and ``client_weights`` are in the units of those that the sampler was built with, which
+        summed to one; a newcomer has an average founder's of both, 1/M, unless it is given. The others keep
+        their proportions; the newcomers start like clients that were never drawn.
+        """
+        average = 1.0 / self._founders
+        if np.ndim(clients) == 0:
+            count = whole_number("clients", clients, least=1)
+            masses = np.full(count, average)
+        else:
+            masses = masses_of("clients", clients)
+        weights = np.full(len(masses), average)
+        if client_weights is not None:
+            weights = masses_of("client_weights", client_weights)
+            if len(weights) != len(masses):
+                raise ConfigurationError(
+                    f"client_weights must have one entry for each of the {len(masses)} newcomers, "
+                    f"got {len(weights)}"
+                )
+        before = self._weights.total
+        self._weights.add(self._weights.unit * weights)
+        newcomers = self._distribution.add(self._roster.unit * masses)
+        self._membership_changed(before / self._weights.total)
+        return newcomers
+
+    def remove_clients(self, clients: ArrayLike) -> None:
+        """Let clients leave for good: the others keep their proportions, and an id is not used again."""
+        leaving = self._present_ids("clients", clients)
+        left = self.num_clients - len(leaving)
+        least = 1 if self._design == "with_replacement" else self._cohort_size
+        if left < least:
+            raise ConfigurationError(
+                f"clients must leave at least {least} others behind, got {len(leaving)} of {self.num_clients}"
+            )
+        before = self._weights.total
+        self._weights.remove(leaving)
+        self._distribution.remove(leaving)
+        self._membership_changed(before / self._weights.total)
+
+    # State -------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs: plain arrays, numbers and strings, nothing to unpickle."""
+        weights = {f"weights.{name}": value for name, value in self._weights.state().items()}
         return {
             "kind": type(self).__name__,
             "version": STATE_VERSION,
-            "seed": self._seed,
+            "seed": self._generator.seed,
             "round_index": self._round_index,
             "open_rounds": np.array(list(self._open.keys()), dtype=np.int64),
             "open_tickets": np.array(list(self._open.values()), dtype=np.int64),
             **{f"config.{name}": value for name, value in self._all_config().items()},
+            **weights,
+            **self._roster.state(),
             **self._state(),
         }
 
@@ -163,43 +230,64 @@ class BaseSampler(ABC):
         The sampler must have been built with the settings of the one that was saved; the seed comes from
         the state.
         """
-        kind, version = state.get("kind"), state.get("version")
+        kind, version = text(state, "kind"), state.get("version")
         if kind != type(self).__name__:
             raise StateError(f"state must be of kind {type(self).__name__}, got {kind!r}")
         if version != STATE_VERSION:
             raise StateError(f"state must have version {STATE_VERSION}, got {version!r}")
         for name, value in self._all_config().items():
-            if state.get(f"config.{name}") != value:
-                raise StateError(
-                    f"state must have been saved with {name} = {value!r}, got {state.get(f'config.{name}')!r}"
-                )
-        seed, round_index = scalar(state, "seed"), scalar(state, "round_index")
+            saved = text(state, f"config.{name}")
+            if saved != value:
+                raise StateError(f"state must have been saved with {name} = {value!r}, got {saved!r}")
+        seed, round_index = int(scalar(state, "seed")), int(scalar(state, "round_index"))
         rounds = array(state, "open_rounds", np.int64, (None,))
         tickets = array(state, "open_tickets", np.int64, (len(rounds),))
-        self._restore(state)
-        self._seed, self._round_index = int(seed), int(round_index)
+        weights = self._weights.restored(state, "weights.")
+        roster = self._roster.restored(state, "")
+        before = copy(self._roster)
+        self._roster.become(roster)
+        try:
+            self._restore(state)
+        except StateError:
+            self._roster.become(before)
+            raise
+        self._weights = weights
+        self._generator, self._identity = RoundGenerator(seed), None
+        self._round_index = round_index
         self._open = dict(zip(rounds.tolist(), tickets.tolist(), strict=True))
 
     # Details -----------------------------------------------------------------------------------------
 
-    def _draw_from_all(self, generator: np.random.Generator) -> Weighed:
-        return draw_dense(self._design, self._probabilities(None), self._cohort_size, generator)
-
-    def _draw_from(self, available: IntArray, generator: np.random.Generator) -> Weighed:
+    def _draw_from(self, available: IntArray) -> Weighed:
         if len(available) <= self._cohort_size:
             ones = np.ones(len(available))
             return available, ones.astype(np.int64), ones, ones
-        restricted = restrict(self._probabilities(available))
+        restricted = restrict(self._distribution.look_up(available))
         chosen, counts, probabilities, weights = draw_dense(
-            self._design, restricted, self._cohort_size, generator
+            self._design, restricted, self._cohort_size, self._generator.of_round(self._round_index)
         )
         return available[chosen], counts, probabilities, weights
 
+    def _available(self, values: ArrayLike) -> IntArray:
+        ids = self._present_ids("available", values)
+        if not len(ids):
+            raise AvailabilityError("available must name at least one client, got none")
+        return ids
+
+    def _present_ids(self, name: str, values: ArrayLike) -> IntArray:
+        """Ids of clients who are there, ascending, each once."""
+        ids = np.sort(client_ids(name, values, self._roster.ids))
+        repeated = ids[1:][ids[1:] == ids[:-1]]
+        if len(repeated):
+            raise AvailabilityError(f"{name} must name each client once, got {repeated[0]} more than once")
+        gone = ids[~self._roster.present(ids)]
+        if len(gone):
+            raise AvailabilityError(f"{name} must hold ids of clients who are there, but {gone[0]} has left")
+        return ids
+
     def _weights_of(self, clients: IntArray) -> FloatArray:
         """lambda_m of ``clients``."""
-        if self._client_weights is None:
-            return np.full(len(clients), 1.0 / self._num_clients)
-        return self._client_weights[clients]
+        return self._weights.masses(clients) / self._weights.total
 
     def _recognise(self, cohort: Cohort) -> None:
         if not isinstance(cohort, Cohort):
@@ -209,21 +297,25 @@ class BaseSampler(ABC):
             raise CohortError(
                 f"cohort must await feedback, but round {cohort.round_index} has had its feedback already"
             )
-        if ticket is None or cohort.ticket != ticket or cohort.checksum(self._identity()) != ticket:
+        if ticket is None or cohort.ticket != ticket or cohort.checksum(self._name()) != ticket:
             raise CohortError(
                 f"cohort must be one that this sampler drew, unchanged (with nan for the silent), "
                 f"got one of round {cohort.round_index} that it does not know"
             )
 
-    def _identity(self) -> int:
-        return zlib.crc32(repr((type(self).__name__, self._seed, self._all_config())).encode())
+    def _name(self) -> int:
+        """A number that stands for this sampler on its tickets."""
+        if self._identity is None:
+            name = repr((type(self).__name__, self._generator.seed, self._all_config()))
+            self._identity = zlib.crc32(name.encode())
+        return self._identity
 
     def _all_config(self) -> Config:
         return {
-            "num_clients": self._num_clients,
+            "num_clients": self._founders,
             "cohort_size": self._cohort_size,
             "design": self._design,
-            "client_weights": fingerprint(self._client_weights),
+            "client_weights": fingerprint(self._given_weights),
             **self._config(),
         }
 
@@ -235,25 +327,12 @@ def fingerprint(values: FloatArray | None) -> str:
     return f"{len(values)} values, crc32 {zlib.crc32(np.ascontiguousarray(values).data):08x}"
 
 
-def scalar(state: Mapping[str, Any], name: str) -> float:
-    """A number out of a state."""
-    value = state.get(name)
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise StateError(f"state must hold a number called {name!r}, got {value!r}")
-    return value if isinstance(value, (int, float)) else value.item()
-
-
-def array(state: Mapping[str, Any], name: str, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:
-    """An array out of a state, a copy, with its type and shape checked (None: any length)."""
-    value = state.get(name)
-    fits = (
-        isinstance(value, np.ndarray)
-        and value.dtype == dtype
-        and value.ndim == len(shape)
-        and all(want is None or want == got for want, got in zip(shape, value.shape, strict=True))
-    )
-    if not isinstance(value, np.ndarray) or not fits:
-        got = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
-        wanted = tuple("any" if length is None else length for length in shape)
-        raise StateError(f"state must hold {name!r}, {np.dtype(dtype)} of shape {wanted}, got {got}")
-    return value.copy()
+def require_support(name: str, masses: FloatArray, client_weights: FloatArray | None) -> None:
+    """A client that counts must be possible to draw."""
+    counts = np.ones(len(masses)) if client_weights is None else client_weights
+    missing = np.flatnonzero((masses == 0.0) & (counts > 0.0))
+    if len(missing):
+        raise ConfigurationError(
+            f"{name} must be above 0 for every client with a weight, or the aggregate is biased, "
+            f"got 0 for client {missing[0]}"
+        )

@@ -12,10 +12,11 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, FeedbackError
+from sortition.core.state import scalar
 from sortition.core.types import FloatArray
 from sortition.core.validation import client_ids, norms_of, positive_number
 from sortition.core.variance import log_feedback as log_feedback_of
-from sortition.samplers.base import BaseSampler, Common, Config, scalar
+from sortition.samplers.base import BaseSampler, Common, Config
 
 
 class Bounded(Common, total=False):
@@ -53,9 +54,9 @@ class BoundedSampler(BaseSampler):
                 f"calibrate must be called before the first feedback, got {self._learnt_rounds} rounds of it"
             )
         asked = (
-            np.arange(self._num_clients)
+            np.arange(self._roster.ids)
             if clients is None
-            else client_ids("clients", clients, self._num_clients)
+            else client_ids("clients", clients, self._roster.ids)
         )
         values = norms_of("norms", norms, len(asked), "each client asked")
         responded = ~np.isnan(values)
@@ -68,7 +69,9 @@ class BoundedSampler(BaseSampler):
     @property
     def feedback_bound(self) -> float | None:
         """A_max, or None before it is known (inf where no double can hold it)."""
-        return None if math.isnan(self._log_bound) else math.exp(min(self._log_bound, 709.0))
+        if math.isnan(self._log_bound):
+            return None
+        return math.exp(self._log_bound) if self._log_bound < 709.0 else math.inf
 
     @abstractmethod
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -81,6 +84,9 @@ class BoundedSampler(BaseSampler):
             self._log_bound = float(log_feedback.max())
         self._learn_bounded(cohort, log_feedback)
         self._learnt_rounds += 1
+
+    def _membership_changed(self, weight_factor: float) -> None:
+        self._log_bound += 2.0 * math.log(weight_factor)  # the feedback goes with lambda squared
 
     def _config(self) -> Config:
         return {"feedback_bound": "from feedback" if self._given_bound is None else self._given_bound}

@@ -6,7 +6,7 @@ from typing import Literal, Unpack
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError
-from sortition.core.rates import doubling_epoch, num_experts
+from sortition.core.rates import doubling_epoch
 from sortition.core.types import FloatArray
 from sortition.samplers.base import Config
 from sortition.samplers.meta import Meta, MetaSampler
@@ -34,18 +34,17 @@ class DoublingOSMDSampler(MetaSampler):
         if restart not in ("mixture", "prior"):
             raise ConfigurationError(f"restart must be 'mixture' or 'prior', got {restart!r}")
         self._restart = restart
-        self._learnt_rounds = 0
         super().__init__(**meta)
 
-    def _horizon(self) -> int:
+    def _horizon(self, learnt_rounds: int) -> int:
         """The length of the epoch of the round to come, 2^(b-1)."""
-        return 1 << (doubling_epoch(self._learnt_rounds + 1) - 1)
+        return 1 << (doubling_epoch(learnt_rounds + 1) - 1)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         epoch = doubling_epoch(self._learnt_rounds + 1)
         super()._learn(cohort, log_feedback)
         if doubling_epoch(self._learnt_rounds + 1) != epoch:
-            experts = num_experts(self._num_clients, self._horizon(), self._exploration)
+            experts = self._num_experts(self._learnt_rounds)
             self._experts.restart(experts, at_mixture=self._restart == "mixture")
 
     def _config(self) -> Config:

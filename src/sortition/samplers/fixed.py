@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.core.validation import distribution, whole_number
-from sortition.samplers.base import BaseSampler, Common, Config, fingerprint
-from sortition.samplers.experts import require_support
+from sortition.engine.prior import Prior
+from sortition.engine.roster import Roster
+from sortition.samplers.base import BaseSampler, Common, Config, fingerprint, require_support
 
 
 class FixedSampler(BaseSampler):
@@ -27,11 +28,10 @@ class FixedSampler(BaseSampler):
 
     def __init__(self, *, probabilities: ArrayLike, **common: Unpack[Common]) -> None:
         super().__init__(**common)
-        self._fixed = distribution("probabilities", probabilities, self._num_clients)
-        require_support("probabilities", self._fixed, self._client_weights)
-
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        return self._fixed.copy() if clients is None else self._fixed[clients]
+        self._fixed = distribution("probabilities", probabilities, self._founders)
+        require_support("probabilities", self._fixed, self._given_weights)
+        self._roster = Roster(self._founders, self._fixed)
+        self._distribution = Prior(self._roster)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Nothing to learn."""

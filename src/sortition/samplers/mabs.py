@@ -10,9 +10,10 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.simplex import LARGEST_STEP
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, whole_number
-from sortition.samplers.base import Config, array
+from sortition.engine.lifted import Lifted
+from sortition.samplers.base import Config
 from sortition.samplers.bounded import Bounded, BoundedSampler
 
 
@@ -37,17 +38,12 @@ class MABSSampler(BoundedSampler):
         super().__init__(**bounded)
         self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
         self._exploration = fraction("exploration", exploration)
-        self._log_weights = np.zeros(self._num_clients)
-
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        softmax = np.exp(self._log_weights - self._log_weights.max())
-        mixed = (1.0 - self._exploration) * softmax / softmax.sum() + self._exploration / self._num_clients
-        return np.asarray(mixed if clients is None else mixed[clients], dtype=float)
+        self._distribution = self._lifted = Lifted(self._roster, share=self._exploration)
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        if self._num_clients == 1:
+        if self.num_clients == 1:
             return  # ln M = 0: the rate is zero
-        log_m = math.log(self._num_clients)
+        log_m = math.log(self.num_clients)
         log_delta = 0.5 * (
             4.0 * math.log(self._exploration) + math.log(log_m) - math.log(self._num_rounds) - 5.0 * log_m
         )
@@ -57,19 +53,18 @@ class MABSSampler(BoundedSampler):
             + math.log(self._cohort_size)
             + np.log(cohort.weights)
             + log_feedback
-            - 2.0 * np.log(self._probabilities(cohort.clients))
+            - 2.0 * np.log(self._lifted.look_up(cohort.clients))
         )
         steps = np.exp(np.minimum(log_steps, math.log(LARGEST_STEP)))
-        raised = np.minimum(self._log_weights[cohort.clients] + steps, LARGEST_STEP)
-        self._log_weights[cohort.clients] = raised
+        raised = np.minimum(self._lifted.logs(cohort.clients) + steps, LARGEST_STEP)
+        self._lifted.lift(cohort.clients, raised)
 
     def _config(self) -> Config:
         return {"num_rounds": self._num_rounds, "exploration": self._exploration, **super()._config()}
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "log_weights": self._log_weights.copy()}
+        return {**super()._state(), **self._lifted.state()}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        log_weights = array(state, "log_weights", np.float64, (self._num_clients,))
+        self._lifted.restore(state)
         super()._restore(state)
-        self._log_weights = log_weights

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.rates import expert_rates, meta_rate, num_experts
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.rates import learning_rate, meta_rate, num_experts
+from sortition.core.state import scalar
+from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, positive_number
-from sortition.samplers.base import Config
+from sortition.engine.ensemble import Ensemble
+from sortition.samplers.base import Config, fingerprint
 from sortition.samplers.bounded import Bounded, BoundedSampler
-from sortition.samplers.experts import Experts
+from sortition.samplers.experts import prior_roster
 
 
 class Meta(Bounded, total=False):
@@ -41,13 +43,10 @@ class MetaSampler(BoundedSampler):
         super().__init__(**bounded)
         self._exploration = fraction("exploration", exploration)
         self._rate_scale = positive_number("rate_scale", rate_scale)
-        self._experts = Experts(
-            num_clients=self._num_clients,
-            client_weights=self._client_weights,
-            prior=prior,
-            exploration=exploration,
-            experts=num_experts(self._num_clients, self._horizon(), exploration),
-        )
+        self._given_prior, self._roster = prior_roster(prior, self._founders, self._given_weights)
+        experts = self._num_experts(self._learnt_rounds)
+        self._distribution = self._experts = Ensemble(self._roster, floor=self._exploration, experts=experts)
+        self._rates: tuple[Hashable, FloatArray, float] = (None, np.zeros(0), 0.0)
 
     @property
     def expert_weights(self) -> FloatArray:
@@ -57,41 +56,48 @@ class MetaSampler(BoundedSampler):
     @property
     def expert_rates(self) -> FloatArray | None:
         """eta_e, or None before the feedback bound is known."""
-        return None if math.isnan(self._log_bound) else np.exp(self._log_rates())
+        return None if math.isnan(self._log_bound) else np.exp(self._log_rates()[0])
 
     @abstractmethod
-    def _horizon(self) -> int:
-        """The T that the rates are made for."""
+    def _horizon(self, learnt_rounds: int) -> int:
+        """The T that the rates are made for, after so many rounds."""
 
-    def _log_rates(self) -> FloatArray:
-        rates = expert_rates(
-            self._num_clients, self._cohort_size, self._horizon(), self._exploration, feedback_bound=1.0
-        )
-        with np.errstate(divide="ignore"):
-            return np.log(rates) + math.log(self._rate_scale) - self._log_bound
+    def _num_experts(self, learnt_rounds: int) -> int:
+        """E; it stays with the number of clients at the start, on which it hardly depends."""
+        return num_experts(self._founders, self._horizon(learnt_rounds), self._exploration)
 
-    def _log_meta_rate(self) -> float:
-        rate = meta_rate(
-            self._num_clients, self._cohort_size, self._horizon(), self._exploration, feedback_bound=1.0
-        )
-        return math.log(rate) - 0.5 * self._log_bound
-
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        return self._experts.mixture(clients)
+    def _log_rates(self) -> tuple[FloatArray, float]:
+        """Logarithms of the experts' rates and of the meta rate, for the bound and the clients there are."""
+        horizon = self._horizon(self._learnt_rounds)
+        key = (horizon, self.num_clients, self._log_bound)
+        if self._rates[0] != key:
+            setting = (self.num_clients, self._cohort_size, horizon, self._exploration)
+            slowest = learning_rate(*setting, feedback_bound=1.0, variation=0.0)
+            doublings = np.arange(self._num_experts(self._learnt_rounds))
+            with np.errstate(divide="ignore"):  # one client: nothing to learn, a rate of 0
+                logs = np.log(slowest) + doublings * math.log(2.0)  # Equation 22
+            log_meta = math.log(meta_rate(*setting, feedback_bound=1.0)) - 0.5 * self._log_bound
+            self._rates = (key, logs + math.log(self._rate_scale) - self._log_bound, log_meta)
+        return self._rates[1:]
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        self._experts.advance(self._log_rates(), self._log_meta_rate(), cohort, log_feedback)
+        log_rates, log_meta_rate = self._log_rates()
+        self._experts.advance(
+            cohort.clients, cohort.weights, log_feedback, self._cohort_size, log_rates, log_meta_rate
+        )
 
     def _config(self) -> Config:
         return {
             "rate_scale": self._rate_scale,
+            "exploration": self._exploration,
+            "prior": fingerprint(self._given_prior),
             **super()._config(),
-            **self._experts.config(),
         }
 
     def _state(self) -> dict[str, Any]:
         return {**super()._state(), **self._experts.state()}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._experts.restore(state)
+        rounds = int(scalar(state, "learnt_rounds"))
+        self._experts.restore(state, experts=self._num_experts(rounds))
         super()._restore(state)

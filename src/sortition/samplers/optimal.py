@@ -10,10 +10,13 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import FeedbackError
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.state import array, scalar
+from sortition.core.types import FloatArray
 from sortition.core.validation import norms_of
 from sortition.core.variance import log_feedback
-from sortition.samplers.base import BaseSampler, Common, array
+from sortition.engine.prior import Prior
+from sortition.engine.roster import Roster
+from sortition.samplers.base import BaseSampler, Common
 
 
 class OptimalSampler(BaseSampler):
@@ -30,20 +33,22 @@ class OptimalSampler(BaseSampler):
 
     def __init__(self, **common: Unpack[Common]) -> None:
         super().__init__(**common)
-        self._optimal = np.full(self._num_clients, 1.0 / self._num_clients)
+        self._distribution = Prior(self._roster)
         self._revealed_for = -1
 
     def reveal(self, norms: ArrayLike) -> None:
-        """Tell the update norms of all clients in the round to come."""
-        values = norms_of("norms", norms, self._num_clients, "each client")
-        if np.isnan(values).any():
-            raise FeedbackError(
-                f"norms must be known for every client, got nan at {np.argmax(np.isnan(values))}"
-            )
-        roots = 0.5 * log_feedback(self._weights_of(np.arange(self._num_clients)), values)
+        """Tell the update norms of all clients, by id, in the round to come; who left is ignored."""
+        values = norms_of("norms", norms, self._roster.ids, "each client")
+        everybody = np.arange(self._roster.ids)
+        here = self._roster.present(everybody)
+        unknown = np.flatnonzero(np.isnan(values) & here)
+        if len(unknown):
+            raise FeedbackError(f"norms must be known for every client, got nan for client {unknown[0]}")
+        roots = np.full(len(values), -np.inf)
+        roots[here] = 0.5 * log_feedback(self._weights_of(everybody[here]), values[here])
         top = roots.max()
-        scaled = np.exp(roots - top) if np.isfinite(top) else np.ones(self._num_clients)
-        self._optimal = scaled / scaled.sum()
+        scaled = np.exp(roots - top) if np.isfinite(top) else here.astype(float)
+        self._distribution = Prior(Roster(len(scaled), scaled))
         self._revealed_for = self._round_index
 
     def draw(self, available: ArrayLike | None = None) -> Cohort:
@@ -54,16 +59,16 @@ class OptimalSampler(BaseSampler):
             )
         return super().draw(available)
 
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        return self._optimal.copy() if clients is None else self._optimal[clients]
-
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Nothing to learn: all was known."""
 
+    def _membership_changed(self, weight_factor: float) -> None:
+        self._revealed_for = -1
+
     def _state(self) -> dict[str, Any]:
-        return {"optimal": self._optimal.copy(), "revealed_for": self._revealed_for}
+        return {"optimal": self._distribution.everybody(), "revealed_for": self._revealed_for}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        optimal = array(state, "optimal", np.float64, (self._num_clients,))
-        self._revealed_for = int(state["revealed_for"])
-        self._optimal = optimal
+        optimal = array(state, "optimal", np.float64, (None,))
+        self._revealed_for = int(scalar(state, "revealed_for"))
+        self._distribution = Prior(Roster(len(optimal), optimal))

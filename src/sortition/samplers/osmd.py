@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import positive_number
-from sortition.samplers.base import BaseSampler, Common, Config
-from sortition.samplers.experts import Experts
+from sortition.core.types import FloatArray
+from sortition.core.validation import fraction, positive_number
+from sortition.engine.ensemble import Ensemble
+from sortition.samplers.base import BaseSampler, Common, Config, fingerprint
+from sortition.samplers.experts import prior_roster
 
 
 class OSMDSampler(BaseSampler):
@@ -42,25 +43,25 @@ class OSMDSampler(BaseSampler):
     ) -> None:
         super().__init__(**common)
         self._learning_rate = positive_number("learning_rate", learning_rate)
-        self._experts = Experts(
-            num_clients=self._num_clients,
-            client_weights=self._client_weights,
-            prior=prior,
-            exploration=exploration,
-            experts=1,
-        )
-
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        return self._experts.mixture(clients)
+        self._exploration = fraction("exploration", exploration)
+        self._given_prior, self._roster = prior_roster(prior, self._founders, self._given_weights)
+        self._distribution = self._expert = Ensemble(self._roster, floor=self._exploration, experts=1)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        self._experts.advance(np.array([math.log(self._learning_rate)]), -math.inf, cohort, log_feedback)
+        log_rates = np.array([math.log(self._learning_rate)])
+        self._expert.advance(
+            cohort.clients, cohort.weights, log_feedback, self._cohort_size, log_rates, -math.inf
+        )
 
     def _config(self) -> Config:
-        return {"learning_rate": self._learning_rate, **self._experts.config()}
+        return {
+            "learning_rate": self._learning_rate,
+            "exploration": self._exploration,
+            "prior": fingerprint(self._given_prior),
+        }
 
     def _state(self) -> dict[str, Any]:
-        return self._experts.state()
+        return self._expert.state()
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._experts.restore(state)
+        self._expert.restore(state, experts=1)

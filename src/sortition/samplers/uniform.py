@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Unpack
 
 from sortition.core.cohort import Cohort
-from sortition.core.types import FloatArray, IntArray
-from sortition.samplers.base import BaseSampler
+from sortition.core.types import FloatArray
+from sortition.engine.prior import Prior
+from sortition.samplers.base import BaseSampler, Common
 
 
 class UniformSampler(BaseSampler):
@@ -19,8 +20,9 @@ class UniformSampler(BaseSampler):
     np.float64(4.0)
     """
 
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        return np.full(self._num_clients if clients is None else len(clients), 1.0 / self._num_clients)
+    def __init__(self, **common: Unpack[Common]) -> None:
+        super().__init__(**common)
+        self._distribution = Prior(self._roster)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Nothing to learn."""

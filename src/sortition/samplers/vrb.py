@@ -9,9 +9,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from sortition.core.cohort import Cohort
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.core.validation import fraction
-from sortition.samplers.base import Config, array
+from sortition.engine.lifted import Lifted
+from sortition.samplers.base import Config
 from sortition.samplers.bounded import Bounded, BoundedSampler
 
 
@@ -34,28 +35,21 @@ class VRBSampler(BoundedSampler):
     def __init__(self, *, exploration: float = 0.4, **bounded: Unpack[Bounded]) -> None:
         super().__init__(**bounded)
         self._exploration = fraction("exploration", exploration)
-        self._log_sums = np.full(self._num_clients, -np.inf)
-
-    def _probabilities(self, clients: IntArray | None) -> FloatArray:
-        roots = np.ones(self._num_clients)
-        if not math.isnan(self._log_bound):
-            offset = self._log_bound + math.log(self._num_clients / self._exploration)
-            logs = 0.5 * np.logaddexp(self._log_sums, offset)
-            roots = np.exp(logs - logs.max())
-        mixed = (1.0 - self._exploration) * roots / roots.sum() + self._exploration / self._num_clients
-        return np.asarray(mixed if clients is None else mixed[clients], dtype=float)
+        self._distribution = self._lifted = Lifted(self._roster, share=self._exploration)
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        gains = math.log(self._cohort_size) + np.log(cohort.weights) + log_feedback
-        self._log_sums[cohort.clients] = np.logaddexp(self._log_sums[cohort.clients], gains)
+        # the roots are normalised: relative to that of a client not met they are sqrt(1 + w / offset)
+        log_offset = self._log_bound + math.log(self._founders / self._exploration)
+        gains = math.log(self._cohort_size) + np.log(cohort.weights) + log_feedback - log_offset
+        squares = 2.0 * self._lifted.logs(cohort.clients)
+        self._lifted.lift(cohort.clients, 0.5 * np.logaddexp(squares, gains))
 
     def _config(self) -> Config:
         return {"exploration": self._exploration, **super()._config()}
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "log_sums": self._log_sums.copy()}
+        return {**super()._state(), **self._lifted.state()}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        log_sums = array(state, "log_sums", np.float64, (self._num_clients,))
+        self._lifted.restore(state)
         super()._restore(state)
-        self._log_sums = log_sums

@@ -1,0 +1,41 @@
+"""Reading a state: plain arrays and scalars, checked before anything is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sortition.core.errors import StateError
+
+
+def scalar(state: Mapping[str, Any], name: str) -> int | float:
+    """A number out of a state."""
+    value = state.get(name)
+    if isinstance(value, (np.ndarray, np.generic)) and value.shape == () and value.dtype.kind in "iuf":
+        value = value.item()  # as np.load gives it
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise StateError(f"state must hold a number called {name!r}, got {value!r}")
+    return value
+
+
+def text(state: Mapping[str, Any], name: str) -> str | None:
+    """A string out of a state, or None; as it was put in, or as ``np.load`` gives it."""
+    value = state.get(name)
+    return value.item() if isinstance(value, np.ndarray) and value.shape == () else value
+
+
+def array(state: Mapping[str, Any], name: str, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:
+    """An array out of a state, a copy, with its type and shape checked (None: any length)."""
+    value = state.get(name)
+    if (
+        isinstance(value, np.ndarray)
+        and value.dtype == dtype
+        and value.ndim == len(shape)
+        and all(want in (None, got) for want, got in zip(shape, value.shape, strict=True))
+    ):
+        return value.copy()
+    got = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+    wanted = tuple("any" if length is None else length for length in shape)
+    raise StateError(f"state must hold {name!r}, {np.dtype(dtype)} of shape {wanted}, got {got}")

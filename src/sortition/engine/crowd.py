@@ -1,0 +1,194 @@
+"""A mixture of experts over any number of clients, of whom only those met take memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sortition.core.errors import StateError
+from sortition.core.state import array
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine import forest, mixture
+from sortition.engine.roster import Roster
+from sortition.engine.table import Table
+from sortition.engine.tree import level_starts
+
+
+class Crowd:
+    r"""E distributions :math:`p_{e,m} = q_m r_{e,m}` and their weights, with the roster as the prior q.
+
+    A client that was met has a slot; its ratio is ``scales[e] * ratios[slot, e]`` where it is raised, and
+    ``bases[e]``, like that of everybody else, where it is not. What the ratios mean is up to the subclass,
+    which changes them and then sees to it that every expert sums to one.
+    """
+
+    def __init__(self, roster: Roster, *, experts: int) -> None:
+        self.roster = roster
+        self.count = 0
+        self._table = Table()
+        self._ids = np.zeros(0, dtype=np.int64)
+        self._masses = np.zeros(0)
+        self.log_weights = np.full(experts, -np.log(experts))
+        self.scales = np.ones(experts)
+        self.bases = np.ones(experts)
+        self._plant(np.zeros((0, experts)))
+
+    @property
+    def weights(self) -> FloatArray:
+        """theta_e, the experts' weights in the mixture."""
+        return np.asarray(np.exp(self.log_weights))
+
+    # Drawing -----------------------------------------------------------------------------------------
+
+    def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Independent draws from the mixture, two uniforms each, and their probabilities."""
+        drawn: tuple[IntArray, FloatArray] = mixture.draw(
+            uniforms,
+            self.roster.total,
+            self._table.keys,
+            self._table.slots,
+            self._ids,
+            self._masses,
+            self.ratios,
+            self._nodes,
+            self._starts,
+            self.log_weights,
+            self.scales,
+            self.bases,
+            *self.roster.arguments(),
+        )
+        return drawn
+
+    def look_up(self, clients: IntArray) -> FloatArray:
+        """The mixed probabilities of ``clients``."""
+        return np.asarray(
+            mixture.look_up(
+                clients,
+                self.roster.masses(clients),
+                self.roster.total,
+                self._table.keys,
+                self._table.slots,
+                self.ratios,
+                self.log_weights,
+                self.scales,
+                self.bases,
+            )
+        )
+
+    def everybody(self) -> FloatArray:
+        """The mixed probabilities of all ids: the one call whose cost grows with their number."""
+        return self.look_up(np.arange(self.roster.ids))
+
+    def heavy(self, threshold: float) -> IntArray:
+        r"""Clients among whom are all with :math:`p_m \ge` ``threshold``, except those of the roster's block.
+
+        The mixture is at most its largest expert, and a client of an expert's base has at most its prior.
+        """
+        found = [self.roster.heavy(threshold * self.roster.total)]
+        for e, scale in enumerate(self.scales):
+            mass = threshold * self.roster.total / scale
+            slots = forest.at_least(self.ratios, self._masses, self._nodes, self._starts, e, mass)
+            found.append(self._ids[slots])
+        return np.unique(np.concatenate(found))
+
+    # Joining and leaving -----------------------------------------------------------------------------
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in: each is one more client of the base; the others keep their proportions."""
+        newcomers = self.roster.add(masses)
+        self.normalise()
+        return newcomers
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go: the others keep their proportions."""
+        self.roster.remove(clients)
+        slots = self._table.slots_of(clients)
+        slots = slots[slots >= 0]
+        self._masses[slots] = 0.0
+        self.put(slots, np.zeros((len(slots), len(self.scales))))
+        self.normalise()
+
+    def normalise(self) -> None:
+        """Make every expert sum to one, by one factor for all its clients."""
+        root = self.root
+        base_mass = np.maximum(self.roster.total - root[forest.MASS], 0.0)
+        factor = self.roster.total / (self.scales * root[forest.SUM] + self.bases * base_mass)
+        self.scales *= factor
+        self.bases *= factor
+
+    # Slots -------------------------------------------------------------------------------------------
+
+    @property
+    def root(self) -> FloatArray:
+        """The statistics of all clients met: see ``forest``."""
+        return np.asarray(self._nodes[-1])
+
+    def slots_of(self, clients: IntArray) -> IntArray:
+        """The slots of ``clients``, -1 for who was not met."""
+        return self._table.slots_of(clients)
+
+    def meet(self, clients: IntArray) -> IntArray:
+        """The slots of ``clients``; those not met before get new ones."""
+        self._reserve(len(clients))
+        met = mixture.meet(
+            clients,
+            self.roster.masses(clients),
+            self.count,
+            self._table.keys,
+            self._table.slots,
+            self._ids,
+            self._masses,
+        )
+        self.count = self._table.count = max(self.count, int(met.max()) + 1)
+        return np.asarray(met)
+
+    def put(self, slots: IntArray, ratios: FloatArray) -> None:
+        """Change the ratios of ``slots``, one row a slot."""
+        self.ratios[slots] = ratios
+        forest.refresh(self.ratios, self._masses, self._nodes, self._starts, slots)
+
+    def state(self) -> dict[str, Any]:
+        """The clients met, in the order of their slots, their ratios, and the experts."""
+        return {
+            "met_clients": self._ids[: self.count].copy(),
+            "ratios": self.ratios[: self.count].copy(),
+            "log_expert_weights": self.log_weights.copy(),
+            "scales": self.scales.copy(),
+            "bases": self.bases.copy(),
+        }
+
+    def restore(self, state: Mapping[str, Any], *, experts: int) -> None:
+        """Take back what ``state`` gave, after the roster; on a StateError nothing has changed."""
+        ids = array(state, "met_clients", np.int64, (None,))
+        if len(np.unique(ids)) != len(ids) or np.any((ids < 0) | (ids >= self.roster.ids)):
+            raise StateError("state must hold met_clients who exist, once each, got others")
+        ratios = array(state, "ratios", np.float64, (len(ids), experts))
+        log_weights, scales, bases = (
+            array(state, name, np.float64, (experts,)) for name in ("log_expert_weights", "scales", "bases")
+        )
+        self.count = len(ids)
+        self._table = Table()
+        self._table.put_all(ids, np.arange(self.count))
+        self._ids, self._masses = ids, self.roster.masses(ids)
+        self.log_weights, self.scales, self.bases = log_weights, scales, bases
+        self._plant(ratios)
+
+    def _reserve(self, more: int) -> None:
+        """Make room for ``more`` clients to be met; the room doubles."""
+        self._table.reserve(more)
+        room = len(self._ids)
+        if self.count + more <= room:
+            return
+        added = max(self.count + more, 2 * room) - room
+        self._ids = np.concatenate((self._ids, np.zeros(added, dtype=np.int64)))
+        self._masses = np.concatenate((self._masses, np.zeros(added)))
+        self._plant(np.concatenate((self.ratios, np.zeros((added, self.ratios.shape[1])))))
+
+    def _plant(self, ratios: FloatArray) -> None:
+        """Take ``ratios`` for all slots and grow the trees above them."""
+        self.ratios = ratios
+        self._starts = level_starts(max(len(self._ids), 1))
+        self._nodes = np.zeros((self._starts[-1], forest.STATISTICS, ratios.shape[1]))
+        forest.rebuild(self.ratios, self._masses, self._nodes, self._starts)

@@ -1,0 +1,156 @@
+r"""Designs at the engine's cost: any cohort from independent draws, look-ups and the heaviest few.
+
+These equal ``core.designs`` in distribution, without a vector of all probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numba import njit
+
+from sortition.core.designs import (
+    Design,
+    Weighed,
+    draw_dense,
+    weigh_independent,
+    weigh_without_replacement,
+)
+from sortition.core.types import FloatArray, IntArray
+
+DENSE_CLIENTS = 64
+"""Up to so many clients for each of the cohort, independent draws toss a coin for everybody."""
+PATIENCE = 64
+"""After so many draws for each of the cohort, the rest of a draw without replacement is made densely."""
+LEAST_LEFT = 1e-3
+"""If those who are certain to be drawn leave less mass than this, coins are tossed for everybody."""
+
+
+class Distribution(Protocol):
+    """What a design needs to know of a distribution."""
+
+    def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Independent draws, one for each row of two uniforms, and their probabilities."""
+
+    def look_up(self, clients: IntArray) -> FloatArray:
+        """The probabilities of ``clients``."""
+
+    def everybody(self) -> FloatArray:
+        """The probabilities of all ids."""
+
+    def heavy(self, threshold: float) -> IntArray:
+        """Clients among whom are all with at least ``threshold``, where there are more than 1/threshold."""
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in, with their prior masses, and give their ids."""
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go; the others keep their proportions."""
+
+
+@njit(cache=True)
+def tally(draws: IntArray, probabilities: FloatArray, cohort_size: int) -> Weighed:
+    """``core.designs.weigh_with_replacement``, compiled: the distinct draws, ascending, and their weights."""
+    order = np.argsort(draws)
+    clients, counts = np.empty_like(draws), np.empty_like(draws)
+    drawn, weights = np.empty_like(probabilities), np.empty_like(probabilities)
+    size = 0
+    for i in order:
+        if size == 0 or clients[size - 1] != draws[i]:
+            clients[size], counts[size], drawn[size] = draws[i], 0, probabilities[i]
+            size += 1
+        counts[size - 1] += 1
+    for i in range(size):
+        weights[i] = counts[i] / (cohort_size * drawn[i])
+    return clients[:size], counts[:size], drawn[:size], weights[:size]
+
+
+def draw_cohort(
+    design: Design,
+    distribution: Distribution,
+    num_clients: int,
+    cohort_size: int,
+    generator: np.random.Generator,
+) -> Weighed:
+    """Draw by ``design`` from all the ``num_clients`` clients of ``distribution``."""
+    if design == "with_replacement":
+        draws, probabilities = distribution.draw(generator.random((cohort_size, 2)))
+        weighed: Weighed = tally(draws, probabilities, cohort_size)
+        return weighed
+    if design == "without_replacement":
+        return _draw_without_replacement(distribution, cohort_size, generator)
+    if num_clients <= DENSE_CLIENTS * cohort_size:
+        return draw_dense("independent", distribution.everybody(), cohort_size, generator)
+    return _draw_independent(distribution, cohort_size, generator)
+
+
+def _draw_without_replacement(
+    distribution: Distribution, cohort_size: int, generator: np.random.Generator
+) -> Weighed:
+    """A draw from those left is a draw from all, repeated until it is one of those left."""
+    clients, probabilities = np.zeros(0, dtype=np.int64), np.zeros(0)
+    tries = 0
+    while len(clients) < cohort_size and tries < PATIENCE * cohort_size:
+        new, new_probabilities = distribution.draw(generator.random((cohort_size, 2)))
+        clients = np.concatenate((clients, new))
+        probabilities = np.concatenate((probabilities, new_probabilities))
+        first = np.sort(np.unique(clients, return_index=True)[1])
+        clients, probabilities = clients[first], probabilities[first]
+        tries += cohort_size
+    if len(clients) < cohort_size:  # nearly all the mass is drawn: finish among those left, whatever it costs
+        left = distribution.everybody()
+        left[clients] = 0.0
+        times = generator.standard_exponential(len(left)) / np.maximum(left, np.finfo(float).tiny)
+        missing = min(cohort_size - len(clients), int(np.count_nonzero(left)))
+        rest = np.argsort(np.where(left > 0.0, times, np.inf), kind="stable")[:missing]
+        clients = np.concatenate((clients, rest))
+        probabilities = np.concatenate((probabilities, left[rest]))
+    return weigh_without_replacement(clients[:cohort_size], probabilities[:cohort_size], cohort_size)
+
+
+def _draw_independent(
+    distribution: Distribution, cohort_size: int, generator: np.random.Generator
+) -> Weighed:
+    r"""One coin a client without tossing a coin for each: the heavy ones by coin, the light ones by thinning.
+
+    With inclusion probability :math:`\pi = c\,p \le 1/2`, let the client ring Poisson(2 ln 2 :math:`\pi`)
+    times: the rings of all are a Poisson number of independent draws from p. One that has rung at all is
+    taken with probability :math:`\pi / (1 - e^{-2 \ln 2\,\pi}) \le 1`, which makes :math:`\pi` in all.
+    """
+    split = _split(distribution, cohort_size)
+    if split is None:
+        return draw_dense("independent", distribution.everybody(), cohort_size, generator)
+    scale, heavy, heavy_inclusion = split
+    taken = generator.random(len(heavy)) < heavy_inclusion
+    rate = 2.0 * np.log(2.0)
+    rings = generator.poisson(rate * scale)
+    draws, probabilities = distribution.draw(generator.random((rings, 2)))
+    light, first = np.unique(draws, return_index=True)
+    inclusion = scale * probabilities[first]
+    coins = generator.random(len(light)) * -np.expm1(-rate * inclusion) < inclusion
+    coins &= ~np.isin(light, heavy)
+    return weigh_independent(
+        np.concatenate((heavy[taken], light[coins])),
+        np.concatenate((heavy_inclusion[taken], inclusion[coins])),
+    )
+
+
+def _split(distribution: Distribution, cohort_size: int) -> tuple[float, IntArray, FloatArray] | None:
+    r"""The scale c with :math:`\sum \min(1, c\,p) = K`, and the clients with :math:`c\,p > 1/2`.
+
+    None where those who are certain leave next to nothing for the others.
+    """
+    scale = float(cohort_size)
+    while True:
+        heavy = distribution.heavy(0.5 / scale)
+        p = distribution.look_up(heavy)
+        certain = p * scale >= 1.0
+        left = 1.0 - p[certain].sum()
+        if left < LEAST_LEFT:
+            return None
+        better = (cohort_size - np.count_nonzero(certain)) / left
+        if better <= scale * (1.0 + 1e-12):
+            keep = p * scale > 0.5
+            return scale, heavy[keep], np.minimum(1.0, scale * p[keep])
+        scale = better

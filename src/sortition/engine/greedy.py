@@ -1,0 +1,123 @@
+r"""The distribution of Avare: proportional to the last feedback, above a floor that shrinks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from sortition.core.state import array, scalar
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine import forest
+from sortition.engine.crowd import Crowd
+from sortition.engine.roster import Roster
+
+FURTHEST_LOG = 200.0
+"""How far the largest logarithm may stand from the shift, either way, before all are shifted anew."""
+
+
+@njit(cache=True)
+def _settle(
+    ratios: FloatArray,
+    masses: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    floor: float,
+    total_mass: float,
+) -> float:
+    r"""The factor c with :math:`\sum_m w_m \max(\epsilon, c\,y_m) = W`, everybody on their side of the floor.
+
+    The sum is convex and increasing in c, and each turn is a step of Newton's method on it: from the second
+    turn on, c only falls, and those above the floor only cross downwards. 0 where nobody has any feedback.
+    """
+    root = nodes[starts[-1] - 1]
+    ones, limits = np.ones(1), np.empty(1)
+    turn = 0
+    while True:
+        if root[forest.SUM, 0] > 0.0:
+            factor = (total_mass - floor * (total_mass - root[forest.MASS, 0])) / root[forest.SUM, 0]
+            threshold = floor / factor
+            settled = root[forest.LEAST, 0] >= threshold and root[forest.MOST, 0] <= threshold
+            if settled or (turn > 2 and threshold <= limits[0]):
+                return float(factor)
+        elif root[forest.MOST, 0] > 0.0:
+            threshold = 0.5 * root[forest.MOST, 0]  # nobody is above yet: begin with the highest
+        else:
+            return 0.0
+        limits[0] = threshold
+        forest.sweep(ratios, masses, nodes, starts, limits, ones, limits, True)
+        turn += 1
+
+
+class Greedy(Crowd):
+    r"""Each client in proportion to its height h, but not below the floor, which may move at any time.
+
+    .. math:: p_m = \max(\epsilon\,q_m,\; c\,h_m), \qquad \textstyle\sum_m p_m = 1
+
+    Clients not met have h = 0. Those whose share is below the floor are remembered, and rise again when the
+    floor or the others fall. Heights are given as logarithms; the prior where all of them are 0.
+
+    >>> greedy = Greedy(Roster(4, None))
+    >>> greedy.record(np.array([0, 1]), np.log([1.0, 8.0]), floor=0.4)
+    >>> greedy.everybody()
+    array([0.1, 0.7, 0.1, 0.1])
+    >>> greedy.record(np.array([1]), np.log([2.0]), floor=0.2)
+    >>> greedy.everybody()
+    array([0.3 , 0.6 , 0.05, 0.05])
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__(roster, experts=1)
+        self.floor = 1.0
+        self._logs = np.zeros(0)
+        self._shift = 0.0
+
+    def record(self, clients: IntArray, log_heights: FloatArray, *, floor: float) -> None:
+        """Set the heights of ``clients``, and the floor for all."""
+        self.floor = floor
+        slots = self.meet(clients)
+        if len(self._logs) < len(self.ratios):
+            missing = len(self.ratios) - len(self._logs)
+            self._logs = np.concatenate((self._logs, np.full(missing, -np.inf)))
+        self._logs[slots] = log_heights - np.log(self._masses[slots])  # per mass, as ratios are
+        if self._logs[slots].max() - self._shift > FURTHEST_LOG or self._all_far_below():
+            self._reshift()
+        else:
+            self._remember(slots)
+        self.normalise()
+
+    def normalise(self) -> None:
+        """Let everybody cross to their side of the floor, and make them sum to one."""
+        factor = _settle(self.ratios, self._masses, self._nodes, self._starts, self.floor, self.roster.total)
+        self.scales[0] = factor
+        self.bases[0] = self.floor if factor > 0.0 else 1.0
+
+    def state(self) -> dict[str, Any]:
+        """That of a crowd, with the logarithms, the shift and the floor."""
+        own = {"logs": self._logs[: self.count].copy(), "shift": self._shift, "floor": self.floor}
+        return {**super().state(), **own}
+
+    def restore(self, state: Mapping[str, Any], *, experts: int = 1) -> None:
+        """Take back what ``state`` gave."""
+        shift, floor = float(scalar(state, "shift")), float(scalar(state, "floor"))
+        logs = array(state, "logs", np.float64, (len(array(state, "met_clients", np.int64, (None,))),))
+        super().restore(state, experts=1)
+        self._logs, self._shift, self.floor = logs, shift, floor
+
+    def _remember(self, slots: IntArray) -> None:
+        heights = np.where(self._masses[slots] > 0.0, np.exp(self._logs[slots] - self._shift), 0.0)
+        self.put(slots, -heights[:, None])
+
+    def _all_far_below(self) -> bool:
+        """Whether all heights are so small that they might vanish; true at the outset."""
+        highest = max(self.root[forest.MOST, 0], self.root[forest.SUM, 0])
+        return bool(highest < math.exp(-FURTHEST_LOG))
+
+    def _reshift(self) -> None:
+        highest = self._logs[: self.count].max()
+        if np.isfinite(highest):
+            self._shift = float(highest)
+        self._remember(np.arange(self.count))

@@ -1,0 +1,131 @@
+"""Kernels of a mixture of experts: draw from it, look probabilities up, give slots to those met."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine import forest
+from sortition.engine.roster import draw_prior
+from sortition.engine.table import EMPTY, put, slot_of
+
+
+@njit(cache=True)
+def mixed_ratio(
+    ratios: FloatArray, weights: FloatArray, scales: FloatArray, bases: FloatArray, slot: int
+) -> float:
+    """The mixture's p / q of one client: a sum of E look-ups."""
+    total = 0.0
+    for e in range(weights.size):
+        y = ratios[slot, e] if slot >= 0 else 0.0
+        total += weights[e] * (scales[e] * y if y > 0.0 else bases[e])
+    return total
+
+
+@njit(cache=True)
+def look_up(
+    clients: IntArray,
+    client_masses: FloatArray,
+    total_mass: float,
+    keys: IntArray,
+    slots: IntArray,
+    ratios: FloatArray,
+    log_weights: FloatArray,
+    scales: FloatArray,
+    bases: FloatArray,
+) -> FloatArray:
+    """The mixed probabilities of ``clients``."""
+    weights = np.exp(log_weights)
+    result = np.empty(clients.size)
+    for i in range(clients.size):
+        slot = slot_of(keys, slots, clients[i])
+        result[i] = client_masses[i] / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
+    return result
+
+
+@njit(cache=True)
+def draw(
+    uniforms: FloatArray,
+    total_mass: float,
+    keys: IntArray,
+    slots: IntArray,
+    ids: IntArray,
+    masses: FloatArray,
+    ratios: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    log_weights: FloatArray,
+    scales: FloatArray,
+    bases: FloatArray,
+    seats: int,
+    moved_keys: IntArray,
+    moved_slots: IntArray,
+    block: int,
+    own_values: FloatArray,
+    own_nodes: FloatArray,
+    own_starts: IntArray,
+) -> tuple[IntArray, FloatArray]:
+    r"""Independent draws from the mixture, two uniforms each, and their probabilities.
+
+    Every :math:`r_{e,m} \ge r_{e,0}`, so with probability :math:`\sum_e \theta_e r_{e,0}` a draw comes from
+    the prior; otherwise an expert is chosen by :math:`\theta_e (1 - r_{e,0})`, and a client in its tree by
+    what it has beyond the base.
+    """
+    weights = np.exp(log_weights)
+    from_prior = np.sum(weights * bases)
+    draws = np.empty(uniforms.shape[0], dtype=np.int64)
+    probabilities = np.empty(uniforms.shape[0])
+    for i in range(uniforms.shape[0]):
+        point = uniforms[i, 0] - from_prior
+        slot = EMPTY
+        if point >= 0.0:
+            expert = 0
+            while expert < weights.size - 1 and point >= weights[expert] * (1.0 - bases[expert]):
+                point -= weights[expert] * (1.0 - bases[expert])
+                expert += 1
+            slot = forest.find(
+                ratios, masses, nodes, starts, expert, scales[expert], bases[expert], uniforms[i, 1]
+            )
+        if slot >= 0:
+            client, mass = ids[slot], masses[slot]
+        else:
+            client = draw_prior(
+                uniforms[i, 1] * total_mass,
+                seats,
+                moved_keys,
+                moved_slots,
+                block,
+                own_values,
+                own_nodes,
+                own_starts,
+            )
+            mass = 1.0 if client < block else own_values[client - block]
+            slot = slot_of(keys, slots, client)
+        draws[i] = client
+        probabilities[i] = mass / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
+    return draws, probabilities
+
+
+@njit(cache=True)
+def meet(
+    clients: IntArray,
+    client_masses: FloatArray,
+    count: int,
+    keys: IntArray,
+    slots: IntArray,
+    ids: IntArray,
+    masses: FloatArray,
+) -> IntArray:
+    """The slots of ``clients``; those not met before get the next free ones."""
+    found = np.empty(clients.size, dtype=np.int64)
+    for i in range(clients.size):
+        slot = slot_of(keys, slots, clients[i])
+        if slot == EMPTY:
+            slot = count
+            count += 1
+            put(keys, slots, clients[i], slot)
+            ids[slot] = clients[i]
+            masses[slot] = client_masses[i]
+        found[i] = slot
+    return found

@@ -1,0 +1,191 @@
+r"""One round of OSMD for every expert: step, project, reweigh.
+
+The kernels do what ``core.experts`` says, at a cost of :math:`O(E K \log n)` for n clients met so far.
+``docs/engine.md`` shows why that is exact.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from sortition.core.simplex import LARGEST_STEP
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine import forest
+
+LOG_LARGEST_STEP = np.log(LARGEST_STEP)
+LARGEST_PLAIN_STEP = 200.0
+"""Up to here a step is multiplied in as it is; beyond, the expert's ratios are rebased first."""
+SMALLEST_SCALE = 1e-100
+
+
+@njit(cache=True)
+def advance(
+    met: IntArray,
+    cohort_weights: FloatArray,
+    log_feedback: FloatArray,
+    cohort_size: int,
+    log_rates: FloatArray,
+    log_meta_rate: float,
+    floor: float,
+    total_mass: float,
+    masses: FloatArray,
+    ratios: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    log_weights: FloatArray,
+    scales: FloatArray,
+    bases: FloatArray,
+) -> None:
+    """One round of every expert and of their weights (Algorithm 5, lines 7 to 11)."""
+    size, experts = met.size, log_rates.size
+    steps = np.empty((size, experts))
+    losses = np.empty((size, experts))  # logarithms of the terms of the estimated losses
+    log_probabilities = np.empty((size, experts))
+    for i in range(size):
+        log_share = np.log(cohort_weights[i]) + log_feedback[i] - np.log(cohort_size)
+        log_prior = np.log(masses[met[i]] / total_mass)
+        for e in range(experts):
+            y = ratios[met[i], e]
+            log_probabilities[i, e] = log_prior + np.log(scales[e] * y if y > 0.0 else bases[e])
+            losses[i, e] = log_share - log_probabilities[i, e]
+            log_step = log_rates[e] + log_share - 2.0 * log_probabilities[i, e]
+            steps[i, e] = np.exp(min(log_step, LOG_LARGEST_STEP))
+    _reweigh(log_weights, log_meta_rate, losses)
+    _raise(met, steps, log_probabilities, floor, total_mass, masses, ratios, nodes, starts, scales, bases)
+    _project(floor, total_mass, masses, ratios, nodes, starts, scales, bases)
+
+
+@njit(cache=True)
+def _reweigh(log_weights: FloatArray, log_meta_rate: float, terms: FloatArray) -> None:
+    """Exponential weights, as in ``core.experts.reweigh_experts``."""
+    experts = log_weights.size
+    log_losses = np.empty(experts)
+    for e in range(experts):
+        top = terms[:, e].max()
+        if top == -np.inf:
+            return  # no feedback: a zero loss for everybody
+        log_losses[e] = top + np.log(np.sum(np.exp(terms[:, e] - top)))
+    best = log_losses.min()
+    for e in range(experts):
+        worse = np.expm1(log_losses[e] - best)
+        if worse > 0.0:
+            excess = np.exp(min(log_meta_rate + best + np.log(worse), LOG_LARGEST_STEP))
+            log_weights[e] = max(log_weights[e] - excess, -LARGEST_STEP)
+    log_weights -= log_weights.max()
+    log_weights -= np.log(np.sum(np.exp(log_weights)))
+
+
+@njit(cache=True)
+def _raise(
+    met: IntArray,
+    steps: FloatArray,
+    log_probabilities: FloatArray,
+    floor: float,
+    total_mass: float,
+    masses: FloatArray,
+    ratios: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    scales: FloatArray,
+    bases: FloatArray,
+) -> None:
+    """The entropic step: multiply the ratios of those drawn by exp(step)."""
+    experts = scales.size
+    shifts = np.zeros(experts)
+    rebased = False
+    for e in range(experts):
+        if steps[:, e].max() > LARGEST_PLAIN_STEP:
+            shifts[e] = (log_probabilities[:, e] + steps[:, e]).max()
+            rebased = True
+        elif scales[e] < SMALLEST_SCALE:
+            rebased = True
+    if rebased:
+        _rebase(steps, log_probabilities, shifts, floor, masses, ratios, nodes, starts, scales, bases)
+    for i in range(met.size):
+        for e in range(experts):
+            if steps[i, e] > 0.0:
+                raised = np.exp(log_probabilities[i, e] + steps[i, e] - shifts[e])
+                ratios[met[i], e] = raised * total_mass / (masses[met[i]] * scales[e])
+    forest.refresh(ratios, masses, nodes, starts, met)
+
+
+@njit(cache=True)
+def _rebase(
+    steps: FloatArray,
+    log_probabilities: FloatArray,
+    shifts: FloatArray,
+    floor: float,
+    masses: FloatArray,
+    ratios: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    scales: FloatArray,
+    bases: FloatArray,
+) -> None:
+    """Fold the scale, and exp(-shift), into the ratios of the experts that need it.
+
+    After a huge step nearly everybody is bound for the floor. What those drawn have alone bounds the factor
+    of the projection from above, so whoever stays below the floor under that bound falls here already.
+    """
+    experts = scales.size
+    factors = np.ones(experts)
+    thresholds = np.zeros(experts)
+    limits = np.zeros(experts)
+    for e in range(experts):
+        if shifts[e] > 0.0:
+            drawn = np.sum(np.exp(log_probabilities[:, e] + steps[:, e] - shifts[e]))
+            thresholds[e] = 0.5 * floor * drawn
+        if shifts[e] > 0.0 or scales[e] < SMALLEST_SCALE:
+            factors[e] = scales[e] * np.exp(-shifts[e])
+            limits[e] = np.inf
+            bases[e] *= np.exp(-shifts[e])
+            scales[e] = 1.0
+    forest.sweep(ratios, masses, nodes, starts, limits, factors, thresholds, False)
+
+
+@njit(cache=True)
+def _project(
+    floor: float,
+    total_mass: float,
+    masses: FloatArray,
+    ratios: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    scales: FloatArray,
+    bases: FloatArray,
+) -> None:
+    r"""Scale every expert's ratios so that they sum to one above the floor (Algorithm 2).
+
+    With the base at :math:`r_0` the factor is :math:`c = W / (s \sum w y + r_0 W_0)`; where that takes the
+    base below the floor, it is :math:`c = (W - \alpha W_0) / (s \sum w y)`. Whoever stands below the floor
+    then joins the base, and the factor is computed anew.
+    """
+    experts = scales.size
+    root = nodes[starts[-1] - 1]
+    thresholds = np.zeros(experts)
+    factors = np.ones(experts)
+    ones = np.ones(experts)
+    while True:
+        falling = False
+        for e in range(experts):
+            thresholds[e] = 0.0
+            above = scales[e] * root[forest.SUM, e]
+            if above == 0.0:  # nobody is raised
+                factors[e] = 1.0
+                bases[e] = 1.0
+                continue
+            below = max(total_mass - root[forest.MASS, e], 0.0)
+            factors[e] = total_mass / (above + bases[e] * below)
+            if factors[e] * bases[e] < floor:
+                factors[e] = (total_mass - floor * below) / above
+            threshold = floor / (scales[e] * factors[e])
+            if root[forest.LEAST, e] < threshold:
+                thresholds[e] = threshold
+                falling = True
+        if not falling:
+            break
+        forest.sweep(ratios, masses, nodes, starts, thresholds, ones, thresholds, False)
+    for e in range(experts):
+        scales[e] *= factors[e]
+        bases[e] = max(bases[e] * factors[e], floor)

@@ -1,0 +1,75 @@
+"""The prior itself as a distribution: for samplers that learn nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine.roster import Roster, draw_prior
+
+
+@njit(cache=True)
+def _draw(
+    uniforms: FloatArray,
+    total_mass: float,
+    seats: int,
+    moved_keys: IntArray,
+    moved_slots: IntArray,
+    block: int,
+    own_values: FloatArray,
+    own_nodes: FloatArray,
+    own_starts: IntArray,
+) -> tuple[IntArray, FloatArray]:
+    draws = np.empty(uniforms.shape[0], dtype=np.int64)
+    probabilities = np.empty(uniforms.shape[0])
+    for i in range(uniforms.shape[0]):
+        client = draw_prior(
+            uniforms[i, 1] * total_mass,
+            seats,
+            moved_keys,
+            moved_slots,
+            block,
+            own_values,
+            own_nodes,
+            own_starts,
+        )
+        draws[i] = client
+        probabilities[i] = (1.0 if client < block else own_values[client - block]) / total_mass
+    return draws, probabilities
+
+
+class Prior:
+    """Draws by the roster's masses.
+
+    >>> Prior(Roster(2, np.array([1.0, 3.0]))).everybody()
+    array([0.25, 0.75])
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+
+    def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Independent draws, one for each row of two uniforms, and their probabilities."""
+        drawn: tuple[IntArray, FloatArray] = _draw(uniforms, self.roster.total, *self.roster.arguments())
+        return drawn
+
+    def look_up(self, clients: IntArray) -> FloatArray:
+        """The probabilities of ``clients``."""
+        return self.roster.masses(clients) / self.roster.total
+
+    def everybody(self) -> FloatArray:
+        """The probabilities of all ids."""
+        return self.roster.masses(None) / self.roster.total
+
+    def heavy(self, threshold: float) -> IntArray:
+        """Those with a mass of their own who have at least ``threshold``."""
+        return self.roster.heavy(threshold * self.roster.total)
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in."""
+        return self.roster.add(masses)
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go."""
+        self.roster.remove(clients)

@@ -1,0 +1,176 @@
+r"""Who can be drawn, and with what prior mass: a billion clients alike need no storage.
+
+The prior is :math:`q_m = w_m / W`. The clients that the federation starts with are either a *block*, all of
+mass one and kept as their number alone, or have masses of their own in a tree; newcomers always have their
+own. Who leaves the block is struck out by letting the block's last member take the empty seat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from sortition.core.errors import StateError
+from sortition.core.state import array
+from sortition.core.types import BoolArray, FloatArray, IntArray
+from sortition.engine import tree
+from sortition.engine.table import EMPTY, Table, slot_of
+from sortition.engine.tree import SumTree
+
+
+@njit(cache=True)
+def draw_prior(
+    point: float,
+    seats: int,
+    moved_keys: IntArray,
+    moved_slots: IntArray,
+    block: int,
+    values: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+) -> int:
+    """The client in which ``point`` of [0, W) falls: the block's seats first, then those with own masses."""
+    if point < seats:
+        seat = int(point)
+        client = slot_of(moved_keys, moved_slots, seat)
+        return seat if client == EMPTY else client
+    slot = tree.find(values, nodes, starts, point - seats)
+    return block + slot if slot >= 0 else -1
+
+
+class Roster:
+    """The clients there are: ids from 0 up, never used again after someone left.
+
+    >>> roster = Roster(4, None)
+    >>> roster.remove(np.array([1]))
+    >>> [roster.draw(x) for x in (0.5, 1.5, 2.5)]
+    [0, 3, 2]
+    >>> roster.add(np.array([0.5])).tolist(), roster.total
+    ([4], 3.5)
+    """
+
+    def __init__(self, num_clients: int, masses: FloatArray | None) -> None:
+        self.block = num_clients if masses is None else 0  # ids below are of the block
+        self.seats = self.block  # how many of the block are left
+        self.own = SumTree(np.zeros(0) if masses is None else masses)
+        self.count = num_clients
+        self.unit = float(num_clients) if masses is None else 1.0  # what a mass of one was at the start
+        self._given = num_clients
+        self._given_masses = masses
+        self._moved = Table()  # seat -> client, where the two differ
+        self._seat_of = Table()  # client -> seat, likewise
+        self._gone = Table()  # everybody who left
+        self._removed: list[int] = []
+
+    @property
+    def ids(self) -> int:
+        """All ids ever used: they are 0 to this less one."""
+        return self.block + self.own.size
+
+    @property
+    def total(self) -> float:
+        """W, the sum of all masses."""
+        return self.seats + self.own.total
+
+    def arguments(self) -> tuple[int, IntArray, IntArray, int, FloatArray, FloatArray, IntArray]:
+        """What ``draw_prior`` wants after the point."""
+        return (
+            self.seats,
+            self._moved.keys,
+            self._moved.slots,
+            self.block,
+            self.own.values,
+            self.own.nodes,
+            self.own.starts,
+        )
+
+    def draw(self, point: float) -> int:
+        """The client in which ``point`` of [0, W) falls."""
+        return int(draw_prior(point, *self.arguments()))
+
+    def masses(self, clients: IntArray | None) -> FloatArray:
+        """The masses of ``clients``, or of every id; 0 for who left."""
+        if clients is None:
+            block = np.ones(self.block)
+            gone = self._gone.keys[self._gone.keys != EMPTY]
+            block[gone[gone < self.block]] = 0.0
+            return np.concatenate((block, self.own.values[: self.own.size]))
+        result = np.ones(len(clients))
+        own = clients >= self.block
+        result[own] = self.own.values[clients[own] - self.block]
+        if self._gone.count:
+            result[self._gone.slots_of(clients) != EMPTY] = 0.0
+        return result
+
+    def present(self, clients: IntArray) -> BoolArray:
+        """Which of ``clients`` exist and have not left."""
+        known = (clients >= 0) & (clients < self.ids)
+        if self._gone.count:
+            known &= self._gone.slots_of(clients) == EMPTY
+        return known
+
+    def heavy(self, threshold: float) -> IntArray:
+        """Those with a mass of their own that is at least ``threshold`` > 0."""
+        return self.own.at_least(threshold) + self.block
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in and give their ids."""
+        newcomers = np.arange(self.ids, self.ids + len(masses))
+        self.own.extend(masses)
+        self.count += len(masses)
+        return newcomers
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go; each must be there."""
+        own = clients[clients >= self.block] - self.block
+        self.own.set(own, np.zeros(len(own)))
+        for client in clients[clients < self.block].tolist():
+            self._leave_seat(client)
+        self._gone.put_all(clients, np.ones(len(clients), dtype=np.int64))
+        self.count -= len(clients)
+        self._removed.extend(clients.tolist())
+
+    @property
+    def anybody_left(self) -> bool:
+        """Whether somebody has left."""
+        return bool(self._removed)
+
+    def state(self) -> dict[str, Any]:
+        """What has changed since the start."""
+        return {
+            "joined_masses": self.own.values[self._given - self.block : self.own.size].copy(),
+            "left_clients": np.array(self._removed, dtype=np.int64),
+        }
+
+    def restored(self, state: Mapping[str, Any], prefix: str) -> Roster:
+        """A roster like this one at the start, and the changes of ``state``, where names have a prefix."""
+        joined = array(state, f"{prefix}joined_masses", np.float64, (None,))
+        left = array(state, f"{prefix}left_clients", np.int64, (None,))
+        roster = Roster(self._given, self._given_masses)
+        roster.add(joined)
+        if not roster.present(left).all() or len(np.unique(left)) != len(left):
+            raise StateError(
+                f"state must hold {prefix}left_clients who had been there, once each, got others"
+            )
+        roster.remove(left)
+        return roster
+
+    def become(self, other: Roster) -> None:
+        """Take over all of ``other``."""
+        self.__dict__.update(other.__dict__)
+
+    def _leave_seat(self, client: int) -> None:
+        seat = self._lookup(self._seat_of, client)
+        last = self.seats - 1
+        replacement = self._lookup(self._moved, last)
+        self._moved.put_all(np.array([seat]), np.array([replacement]))
+        self._seat_of.put_all(np.array([replacement]), np.array([seat]))
+        self.seats = last
+
+    @staticmethod
+    def _lookup(table: Table, key: int) -> int:
+        found = int(table.slots_of(np.array([key]))[0])
+        return key if found == EMPTY else found
