@@ -1,4 +1,4 @@
-"""The command line. ``main`` is the entry point; it only needs the extras once it is called."""
+"""The command line. ``main`` is the entry point; what the extras bring is imported when it is called."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ EXTRAS = {"typer": "cli", "rich": "cli", "sklearn": "experiments"}
 
 
 def main() -> None:
-    """Run ``sortition``; if a package of an extra is missing, say which extra brings it and exit with 2."""
+    """Run ``sortition``; if a package is missing, say which extra brings it and exit with status 2."""
     try:
         from sortition.cli.app import app
+
+        app()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
         print(
-            f"sortition: the command line needs {package}, which is not installed: "
-            "pip install 'sortition[cli,experiments]'",
+            f"sortition: {package} must be installed for this command, got no such module; "
+            f"run: pip install 'sortition[{EXTRAS[package]}]'",
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    app()
+    except KeyboardInterrupt:
+        print("sortition: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -48,7 +48,7 @@ class Cohort:
             ("probabilities", np.float64),
             ("weights", np.float64),
         ):
-            array = np.asarray(getattr(self, name), dtype=dtype)
+            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
             if array.flags.writeable:
                 array = array.copy()
                 array.flags.writeable = False
@@ -102,7 +102,7 @@ class Cohort:
 
     def checksum(self, identity: int) -> int:
         """What the sampler called ``identity`` writes on the ticket: it covers all that the cohort says."""
-        check = zlib.crc32(f"{identity} {self.round_index} {self.cohort_size}".encode())
+        check = zlib.crc32(b"%d %d %d" % (identity, self.round_index, self.cohort_size))
         for array in (self.clients, self.counts, self.probabilities, self.weights):
-            check = zlib.crc32(np.ascontiguousarray(array).data, check)
+            check = zlib.crc32(array, check)
         return check

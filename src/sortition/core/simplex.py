@@ -54,14 +54,15 @@ def project_above_floor(log_values: FloatArray, floor: FloatArray) -> FloatArray
     """
     result = np.zeros_like(floor)
     support = np.flatnonzero(floor > 0.0)
-    with np.errstate(divide="ignore"):
-        order = support[np.argsort(log_values[support] - np.log(floor[support]), kind="stable")]
-    top = log_values[order].max()
+    top = log_values[support].max()
     if not np.isfinite(top):  # no value at all: the floor's own proportions are nearest
         result[support] = floor[support] / floor[support].sum()
         return result
+    shifted = log_values[support] - top  # before the floor is taken off, which 1e300 would swallow
+    by_ratio = np.argsort(shifted - np.log(floor[support]), kind="stable")
+    order = support[by_ratio]
     floors = floor[order]
-    values = np.exp(log_values[order] - top)
+    values = np.exp(shifted[by_ratio])
     above = np.cumsum(values[::-1])[::-1]  # sum of the values from m on
     left = 1.0 - np.concatenate(([0.0], np.cumsum(floors)[:-1]))  # what the floors before m leave
     stays = values * left > floors * above

@@ -132,7 +132,8 @@ class Crowd:
     def meet(self, clients: IntArray) -> IntArray:
         """The slots of ``clients``; those not met before get new ones."""
         self._reserve(len(clients))
-        met = mixture.meet(
+        met: IntArray
+        met, self.count = mixture.meet(
             clients,
             self.roster.masses(clients),
             self.count,
@@ -141,8 +142,8 @@ class Crowd:
             self._ids,
             self._masses,
         )
-        self.count = self._table.count = max(self.count, int(met.max()) + 1)
-        return np.asarray(met)
+        self._table.count = self.count
+        return met
 
     def put(self, slots: IntArray, ratios: FloatArray) -> None:
         """Change the ratios of ``slots``, one row a slot."""

@@ -116,8 +116,8 @@ def meet(
     slots: IntArray,
     ids: IntArray,
     masses: FloatArray,
-) -> IntArray:
-    """The slots of ``clients``; those not met before get the next free ones."""
+) -> tuple[IntArray, int]:
+    """The slots of ``clients``, those not met before getting the next free ones, and how many are met now."""
     found = np.empty(clients.size, dtype=np.int64)
     for i in range(clients.size):
         slot = slot_of(keys, slots, clients[i])
@@ -128,4 +128,4 @@ def meet(
             ids[slot] = clients[i]
             masses[slot] = client_masses[i]
         found[i] = slot
-    return found
+    return found, count

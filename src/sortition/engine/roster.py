@@ -73,7 +73,7 @@ class Roster:
     @property
     def total(self) -> float:
         """W, the sum of all masses."""
-        return self.seats + self.own.total
+        return self.seats + self.own.total if self.own.size else float(self.seats)
 
     def arguments(self) -> tuple[int, IntArray, IntArray, int, FloatArray, FloatArray, IntArray]:
         """What ``draw_prior`` wants after the point."""
@@ -99,6 +99,8 @@ class Roster:
             block[gone[gone < self.block]] = 0.0
             return np.concatenate((block, self.own.values[: self.own.size]))
         result = np.ones(len(clients))
+        if not self.own.size and not self._removed:
+            return result
         own = clients >= self.block
         result[own] = self.own.values[clients[own] - self.block]
         if self._gone.count:

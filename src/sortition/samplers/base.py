@@ -128,6 +128,8 @@ class BaseSampler(ABC):
             )
         else:
             weighed = self._draw_from(self._available(available))
+        for array_of_cohort in weighed:
+            array_of_cohort.flags.writeable = False  # they are ours: no copy is needed
         cohort = Cohort(self._round_index, self._cohort_size, *weighed)
         ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
@@ -143,10 +145,9 @@ class BaseSampler(ABC):
         """
         self._recognise(cohort)
         values = norms_of("norms", norms, len(cohort), "each client of the cohort")
-        replied = ~np.isnan(values)
-        heard = cohort.replied(replied)
-        if len(heard) < len(cohort):
-            values = values[replied]
+        heard, silent = cohort, np.isnan(values)
+        if silent.any():
+            heard, values = cohort.replied(~silent), values[~silent]
         if self._roster.anybody_left:
             here = self._roster.present(heard.clients)
             heard, values = heard.only(here), values[here]

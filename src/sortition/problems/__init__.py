@@ -1,0 +1,6 @@
+"""Benchmark federations: data, a model and its gradients, nothing about sampling."""
+
+from sortition.problems.digits import STEP_SIZE, DigitsFederation
+from sortition.problems.protocol import Problem
+
+__all__ = ["STEP_SIZE", "DigitsFederation", "Problem"]

@@ -1,0 +1,1 @@
+"""Results to tables and files; rich is imported only in ``table``."""
