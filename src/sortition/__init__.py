@@ -6,17 +6,21 @@ from sortition.core.errors import (
     CohortError,
     ConfigurationError,
     FeedbackError,
+    LedgerError,
     SortitionError,
     StateError,
 )
 from sortition.core.protocols import Sampler
 from sortition.samplers.adaptive import AdaptiveOSMDSampler
 from sortition.samplers.avare import AvareSampler
+from sortition.samplers.default import default_sampler
 from sortition.samplers.doubling import DoublingOSMDSampler
+from sortition.samplers.empirical_bayes import EmpiricalBayesSampler
 from sortition.samplers.fixed import FixedSampler, ProportionalSampler
 from sortition.samplers.mabs import MABSSampler
 from sortition.samplers.optimal import OptimalSampler
 from sortition.samplers.osmd import OSMDSampler
+from sortition.samplers.portfolio import PortfolioSampler
 from sortition.samplers.uniform import UniformSampler
 from sortition.samplers.vrb import VRBSampler
 
@@ -30,15 +34,19 @@ __all__ = [
     "CohortError",
     "ConfigurationError",
     "DoublingOSMDSampler",
+    "EmpiricalBayesSampler",
     "FeedbackError",
     "FixedSampler",
+    "LedgerError",
     "MABSSampler",
     "OSMDSampler",
     "OptimalSampler",
+    "PortfolioSampler",
     "ProportionalSampler",
     "Sampler",
     "SortitionError",
     "StateError",
     "UniformSampler",
     "VRBSampler",
+    "default_sampler",
 ]

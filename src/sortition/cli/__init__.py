@@ -10,7 +10,7 @@ EXTRAS = {"typer": "cli", "rich": "cli", "sklearn": "experiments"}
 def main() -> None:
     """Run ``sortition``; if a package is missing, say which extra brings it and exit with status 2."""
     try:
-        from sortition.cli.app import app
+        from sortition.cli.commands import app
 
         app()
     except ModuleNotFoundError as error:

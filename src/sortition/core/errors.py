@@ -28,3 +28,7 @@ class CohortError(SortitionError, ValueError):
 
 class StateError(SortitionError, ValueError):
     """A state of another kind, another version or another configuration."""
+
+
+class LedgerError(SortitionError, RuntimeError):
+    """A record of a run that can't be read, can't be written, or is not what it should be."""

@@ -84,14 +84,28 @@ class Crowd:
     def heavy(self, threshold: float) -> IntArray:
         r"""Clients among whom are all with :math:`p_m \ge` ``threshold``, except those of the roster's block.
 
-        The mixture is at most its largest expert, and a client of an expert's base has at most its prior.
+        The mixture is at most its largest expert, and a client of an expert's base has ``bases[e]`` times its
+        prior.
         """
-        found = [self.roster.heavy(threshold * self.roster.total)]
+        found = [self.roster.heavy(threshold * self.roster.total / self.bases.max())]
         for e, scale in enumerate(self.scales):
             mass = threshold * self.roster.total / scale
             slots = forest.at_least(self.ratios, self._masses, self._nodes, self._starts, e, mass)
             found.append(self._ids[slots])
         return np.unique(np.concatenate(found))
+
+    def share_of_met(self) -> float:
+        """The mixed probability of all clients met so far together."""
+        strangers = self.roster.total - float(self._masses[: self.count].sum())
+        return 1.0 - float(self.weights @ self.bases) * max(strangers, 0.0) / self.roster.total
+
+    def share_above_base(self) -> float:
+        """How much of the mixture is not the prior any more: what the raised have beyond the base."""
+        return 1.0 - float(self.weights @ self.bases)
+
+    def block_probability(self) -> float:
+        """The probability of a member of the roster's block who was not met; 0 if there is no block."""
+        return float(self.weights @ self.bases) / self.roster.total if self.roster.seats else 0.0
 
     # Joining and leaving -----------------------------------------------------------------------------
 

@@ -40,7 +40,10 @@ class Distribution(Protocol):
         """The probabilities of all ids."""
 
     def heavy(self, threshold: float) -> IntArray:
-        """Clients among whom are all with at least ``threshold``, where there are more than 1/threshold."""
+        """Clients among whom are all with at least ``threshold``, but for strangers of the roster's block."""
+
+    def block_probability(self) -> float:
+        """The probability of such a stranger."""
 
     def add(self, masses: FloatArray) -> IntArray:
         """Let newcomers in, with their prior masses, and give their ids."""
@@ -139,7 +142,7 @@ def _draw_independent(
 def _split(distribution: Distribution, cohort_size: int) -> tuple[float, IntArray, FloatArray] | None:
     r"""The scale c with :math:`\sum \min(1, c\,p) = K`, and the clients with :math:`c\,p > 1/2`.
 
-    None where those who are certain leave next to nothing for the others.
+    None where those who are certain leave next to nothing for the others, or where a whole block is heavy.
     """
     scale = float(cohort_size)
     while True:
@@ -147,7 +150,7 @@ def _split(distribution: Distribution, cohort_size: int) -> tuple[float, IntArra
         p = distribution.look_up(heavy)
         certain = p * scale >= 1.0
         left = 1.0 - p[certain].sum()
-        if left < LEAST_LEFT:
+        if left < LEAST_LEFT or distribution.block_probability() * scale > 0.5:
             return None
         better = (cohort_size - np.count_nonzero(certain)) / left
         if better <= scale * (1.0 + 1e-12):

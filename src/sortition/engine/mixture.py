@@ -10,6 +10,9 @@ from sortition.engine import forest
 from sortition.engine.roster import draw_prior
 from sortition.engine.table import EMPTY, put, slot_of
 
+MOST_TRIES = 10**6
+"""A draw from the base is given up after so many tries, when rounding alone can have asked for it."""
+
 
 @njit(cache=True)
 def mixed_ratio(
@@ -45,6 +48,15 @@ def look_up(
 
 
 @njit(cache=True)
+def _another(uniform: float) -> float:
+    """A uniform made out of another one by scrambling its 53 bits (the finaliser of SplitMix64)."""
+    bits = np.uint64(uniform * 2.0**53) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return float(bits >> np.uint64(11)) / 2.0**53
+
+
+@njit(cache=True)
 def draw(
     uniforms: FloatArray,
     total_mass: float,
@@ -68,40 +80,50 @@ def draw(
 ) -> tuple[IntArray, FloatArray]:
     r"""Independent draws from the mixture, two uniforms each, and their probabilities.
 
-    Every :math:`r_{e,m} \ge r_{e,0}`, so with probability :math:`\sum_e \theta_e r_{e,0}` a draw comes from
-    the prior; otherwise an expert is chosen by :math:`\theta_e (1 - r_{e,0})`, and a client in its tree by
-    what it has beyond the base.
+    Let :math:`b_e` be the least ratio of expert e: that of its base, unless somebody raised has less. With
+    probability :math:`\sum_e \theta_e b_e` a draw comes from the prior; otherwise an expert is chosen by
+    :math:`\theta_e (1 - b_e)`, and a client by what it has beyond :math:`b_e`: in the expert's tree, or, for
+    the base, from the prior until it is one of the base.
     """
     weights = np.exp(log_weights)
-    from_prior = np.sum(weights * bases)
+    root = nodes[-1]
+    least = np.minimum(bases, scales * root[forest.LEAST])
+    in_base = weights * (bases - least) * np.maximum(1.0 - root[forest.MASS] / total_mass, 0.0)
+    from_prior = np.sum(weights * least)
     draws = np.empty(uniforms.shape[0], dtype=np.int64)
     probabilities = np.empty(uniforms.shape[0])
     for i in range(uniforms.shape[0]):
         point = uniforms[i, 0] - from_prior
-        slot = EMPTY
+        slot, expert, of_base = EMPTY, 0, False
         if point >= 0.0:
-            expert = 0
-            while expert < weights.size - 1 and point >= weights[expert] * (1.0 - bases[expert]):
-                point -= weights[expert] * (1.0 - bases[expert])
+            while expert < weights.size - 1 and point >= weights[expert] * (1.0 - least[expert]):
+                point -= weights[expert] * (1.0 - least[expert])
                 expert += 1
-            slot = forest.find(
-                ratios, masses, nodes, starts, expert, scales[expert], bases[expert], uniforms[i, 1]
-            )
+            of_base = point < in_base[expert]
+            if not of_base:
+                slot = forest.find(
+                    ratios, masses, nodes, starts, expert, scales[expert], least[expert], uniforms[i, 1]
+                )
         if slot >= 0:
             client, mass = ids[slot], masses[slot]
         else:
-            client = draw_prior(
-                uniforms[i, 1] * total_mass,
-                seats,
-                moved_keys,
-                moved_slots,
-                block,
-                own_values,
-                own_nodes,
-                own_starts,
-            )
+            uniform = uniforms[i, 1]
+            for _ in range(MOST_TRIES):
+                client = draw_prior(
+                    uniform * total_mass,
+                    seats,
+                    moved_keys,
+                    moved_slots,
+                    block,
+                    own_values,
+                    own_nodes,
+                    own_starts,
+                )
+                slot = slot_of(keys, slots, client)
+                if not of_base or slot == EMPTY or ratios[slot, expert] <= 0.0:
+                    break
+                uniform = _another(uniform)
             mass = 1.0 if client < block else own_values[client - block]
-            slot = slot_of(keys, slots, client)
         draws[i] = client
         probabilities[i] = mass / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
     return draws, probabilities

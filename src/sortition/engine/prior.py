@@ -66,6 +66,10 @@ class Prior:
         """Those with a mass of their own who have at least ``threshold``."""
         return self.roster.heavy(threshold * self.roster.total)
 
+    def block_probability(self) -> float:
+        """The probability of a member of the roster's block; 0 if there is none."""
+        return 1.0 / self.roster.total if self.roster.seats else 0.0
+
     def add(self, masses: FloatArray) -> IntArray:
         """Let newcomers in."""
         return self.roster.add(masses)

@@ -6,7 +6,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, Required, TypedDict
+from typing import Any, Required, Self, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,6 +43,13 @@ class BaseSampler(ABC):
     """
 
     _distribution: Distribution
+    built_with: dict[str, Any]
+    """The keywords that the sampler was built with: a ledger can build it again."""
+
+    def __new__(cls, **keywords: Any) -> Self:
+        sampler = super().__new__(cls)
+        sampler.built_with = keywords
+        return sampler
 
     def __init__(
         self,
@@ -90,8 +97,38 @@ class BaseSampler(ABC):
     def _restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing learnt, nothing to restore
         """Take back what ``_state`` gave; on a StateError nothing has changed."""
 
+    def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
+        """Let newcomers into the distribution and give their ids."""
+        return self._distribution.add(self._roster.unit * masses)
+
     def _membership_changed(self, weight_factor: float) -> None:  # noqa: B027 - most need not know
         """Clients joined or left, and every other client's lambda was multiplied by ``weight_factor``."""
+
+    # What a portfolio needs to know ------------------------------------------------------------------
+
+    @property
+    def distribution(self) -> Distribution:
+        """What cohorts are drawn from."""
+        return self._distribution
+
+    @property
+    def roster(self) -> Roster:
+        """Who can be drawn."""
+        return self._roster
+
+    @property
+    def given_weights(self) -> FloatArray | None:
+        """The client weights as they were given."""
+        return self._given_weights
+
+    def setting(self) -> Config:
+        """What samplers that learn from the same cohorts must agree in."""
+        config = self._all_config()
+        return {name: config[name] for name in ("num_clients", "cohort_size", "client_weights")}
+
+    def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        """Learn from a cohort that somebody else drew: its weights say how."""
+        self._learn(cohort, log_feedback)
 
     # The protocol ------------------------------------------------------------------------------------
 
@@ -164,6 +201,12 @@ class BaseSampler(ABC):
             return self._distribution.everybody()
         return self._distribution.look_up(client_ids("clients", clients, self._roster.ids))
 
+    def client_weights(self, clients: ArrayLike | None = None) -> FloatArray:
+        """lambda of all clients, by id, or of ``clients``; rescaled when clients join or leave."""
+        if clients is None:
+            return self._weights.masses(None) / self._weights.total
+        return self._weights_of(client_ids("clients", clients, self._roster.ids))
+
     # Joining and leaving -----------------------------------------------------------------------------
 
     def add_clients(self, clients: int | ArrayLike, *, client_weights: ArrayLike | None = None) -> IntArray:
@@ -189,7 +232,7 @@ class BaseSampler(ABC):
                 )
         before = self._weights.total
         self._weights.add(self._weights.unit * weights)
-        newcomers = self._distribution.add(self._roster.unit * masses)
+        newcomers = self._admit(masses, weights)
         self._membership_changed(before / self._weights.total)
         return newcomers
 

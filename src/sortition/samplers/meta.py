@@ -58,6 +58,21 @@ class MetaSampler(BoundedSampler):
         """eta_e, or None before the feedback bound is known."""
         return None if math.isnan(self._log_bound) else np.exp(self._log_rates()[0])
 
+    @property
+    def clients_met(self) -> int:
+        """How many clients have been heard of: only these take memory."""
+        return self._experts.count
+
+    @property
+    def share_of_met(self) -> float:
+        """The probability of all clients met so far together."""
+        return self._experts.share_of_met()
+
+    @property
+    def share_adapted(self) -> float:
+        """How much of the distribution is not the prior any more: 0 at the start, at most 1 - exploration."""
+        return self._experts.share_above_base()
+
     @abstractmethod
     def _horizon(self, learnt_rounds: int) -> int:
         """The T that the rates are made for, after so many rounds."""

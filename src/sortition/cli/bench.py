@@ -1,0 +1,130 @@
+"""``sortition bench``: how long a round takes, for a thousand clients and for a billion."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sortition.cli.app import app
+from sortition.cli.options import whole_number, writable_file
+from sortition.experiments.bench import REGIMES, Measurement, Regime, measure_each
+
+DEFAULT_CLIENTS = "1e3,1e4,1e5,1e6,1e7,1e8,1e9"
+COLUMNS = (
+    "M",
+    "draw\n(worst)",
+    "observe\n(worst)",
+    "spike",
+    "numpy\nchoice",
+    "over\nround",
+    "dense\nround",
+    "met",
+    "mass on\nthem",
+    "moved",
+    "MB",
+)
+HOW_TO_READ = (
+    "Microseconds, medians. A round is draw + observe of Adaptive-OSMD with its experts;\n"
+    "'spike' is one in which a norm is 1e300. 'numpy choice' is Generator.choice(M, K, p=p),\n"
+    "a draw alone, and next to it how many rounds take as long; 'dense round' is the\n"
+    "readable specification. 'met' are the clients ever drawn; 'moved' is the mass that is\n"
+    "not the prior any more, at most 0.6; 'MB' is the peak of the whole process.\n"
+    "Compare within one run only: machines differ, and so do the hours of one machine."
+)
+
+
+def numbers_of_clients(text: str) -> str:
+    """Check a list like 1e3,1e6."""
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not (value >= 2 and value.is_integer() and value <= 1e15):
+            raise typer.BadParameter(f"expected whole numbers of at least 2, as 1e3,1e6, got {part!r}.")
+    return text
+
+
+def known_regime(name: str) -> str:
+    """Check the name of a regime."""
+    if name not in REGIMES:
+        raise typer.BadParameter(f"expected one of {', '.join(REGIMES)}, got {name!r}.")
+    return name
+
+
+@app.command("bench")
+def bench_command(
+    clients: Annotated[
+        str,
+        typer.Option(callback=numbers_of_clients, metavar="A,B,...", help="Numbers of clients to measure."),
+    ] = DEFAULT_CLIENTS,
+    cohort: Annotated[
+        int, typer.Option(parser=whole_number(1), metavar="N", help="Clients drawn in a round.")
+    ] = 100,
+    rounds: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Rounds to time.")] = 300,
+    regime: Annotated[
+        str,
+        typer.Option(
+            callback=known_regime,
+            metavar="NAME",
+            help="fresh: from the start. adapted: everybody met (up to 1e6), and most of the mass moved.",
+        ),
+    ] = "fresh",
+    json: Annotated[
+        Path | None,
+        typer.Option(callback=writable_file, metavar="FILE", dir_okay=False, help="Write the results here."),
+    ] = None,
+) -> None:
+    """Time draw and observe beside numpy's choice and the dense specification, without the compilation."""
+    sizes = [int(float(part)) for part in clients.split(",")]
+    errors = Console(stderr=True)
+    with errors.status(f"measuring {len(sizes)} federations, {regime}") as status:
+
+        def on_measured(measurement: Measurement) -> None:
+            status.update(f"measured {measurement.num_clients:.0e} clients, {regime}")
+
+        results = measure_each(sizes, cohort, rounds, cast(Regime, regime), on_measured)
+    console = Console(highlight=False)
+    console.print(
+        f"{cohort} clients drawn a round, {results[0].num_experts} experts, {rounds} rounds, {regime}"
+    )
+    console.print(_table(results))
+    console.print(HOW_TO_READ, soft_wrap=True)
+    if json is not None:
+        rows = [{**asdict(result), "round_median": result.round_median} for result in results]
+        finite = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+        json.write_text(json_module.dumps(finite, indent=1) + "\n", encoding="utf-8")
+
+
+def _table(results: list[Measurement]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    for result in results:
+        ratio = result.choice_median / result.round_median
+        table.add_row(
+            f"{result.num_clients:.0e}".replace("e+0", "e"),
+            f"{result.draw_median:.0f} ({result.draw_worst:.0f})",
+            f"{result.observe_median:.0f} ({result.observe_worst:.0f})",
+            f"{result.spike:.0f}",
+            _or_dash(result.choice_median),
+            "-" if math.isnan(ratio) else f"{ratio:.1f}",
+            _or_dash(result.dense_median),
+            f"{result.clients_met}",
+            f"{result.share_of_met:.2f}",
+            f"{result.share_adapted:.2f}",
+            f"{result.peak_megabytes:.0f}",
+        )
+    return table
+
+
+def _or_dash(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.0f}"

@@ -1,0 +1,53 @@
+"""Checks of what comes from the command line: each error says what was expected and what came."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from sortition.core.designs import DESIGNS
+from sortition.experiments import CONTESTANTS
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """A parser whose error, unlike typer's own, says what came."""
+
+    def parse(text: str) -> int:
+        if not str(text).isdecimal() or int(text) < least:
+            raise typer.BadParameter(f"expected a whole number of at least {least}, got {text!r}.")
+        return int(text)
+
+    return parse
+
+
+def number(text: str) -> float:
+    """A number, or an error that says what came."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"expected a number, got {text!r}.") from None
+
+
+def known_samplers(names: str) -> str:
+    """Check names of samplers, separated by commas."""
+    for name in names.split(","):
+        if name not in CONTESTANTS:
+            raise typer.BadParameter(f"expected names out of {', '.join(CONTESTANTS)}, got {name!r}.")
+    return names
+
+
+def known_design(name: str) -> str:
+    """Check the name of a design."""
+    if name not in DESIGNS:
+        raise typer.BadParameter(f"expected one of {', '.join(DESIGNS)}, got {name!r}.")
+    return name
+
+
+def writable_file(path: Path | None) -> Path | None:
+    """Check that a file can be written where it is to be."""
+    if path is not None and not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"expected a file in a directory that can be written to, got {str(path)!r}.")
+    return path

@@ -1,0 +1,191 @@
+"""The paper's meta-algorithm over any samplers: hedge between several, follow the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sortition.core.cohort import Cohort
+from sortition.core.designs import Design
+from sortition.core.errors import ConfigurationError
+from sortition.core.experts import log_expert_losses, reweigh_experts
+from sortition.core.rates import initial_expert_weights
+from sortition.core.state import array, scalar
+from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import positive_number
+from sortition.samplers.base import BaseSampler, Config
+
+CAUTION = 0.2
+"""The scale-free meta rate: what a loss of twice the mixture's costs an expert in a round, in logs."""
+MEMORY = 0.9
+"""How much of the running loss is kept from one round to the next."""
+
+
+class Mixture:
+    """The distributions of several samplers, mixed."""
+
+    def __init__(self, experts: Sequence[BaseSampler]) -> None:
+        self.experts = list(experts)
+        self.log_weights = np.log(initial_expert_weights(len(self.experts)))
+
+    def of_each(self, clients: IntArray) -> FloatArray:
+        """The probabilities of ``clients`` by each expert, one row an expert."""
+        return np.array([expert.distribution.look_up(clients) for expert in self.experts])
+
+    def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Choose an expert by its weight for each draw, and draw from it."""
+        weights = np.exp(self.log_weights)
+        starts = np.concatenate(([0.0], np.cumsum(weights)[:-1]))
+        chosen = np.searchsorted(starts, uniforms[:, 0], side="right") - 1
+        within = np.clip((uniforms[:, 0] - starts[chosen]) / weights[chosen], 0.0, np.nextafter(1.0, 0.0))
+        draws = np.empty(len(uniforms), dtype=np.int64)
+        for e, expert in enumerate(self.experts):
+            mine = chosen == e
+            if mine.any():
+                rows = np.stack((within[mine], uniforms[mine, 1]), axis=1)
+                draws[mine] = expert.distribution.draw(rows)[0]
+        return draws, self.look_up(draws)
+
+    def look_up(self, clients: IntArray) -> FloatArray:
+        """The mixed probabilities of ``clients``."""
+        return np.asarray(np.exp(self.log_weights) @ self.of_each(clients))
+
+    def everybody(self) -> FloatArray:
+        """The mixed probabilities of all ids."""
+        each = np.array([expert.distribution.everybody() for expert in self.experts])
+        return np.asarray(np.exp(self.log_weights) @ each)
+
+    def heavy(self, threshold: float) -> IntArray:
+        """Clients among whom are all with at least ``threshold``: no mixture exceeds all its experts."""
+        found = [expert.distribution.heavy(threshold) for expert in self.experts]
+        return np.unique(np.concatenate(found))
+
+    def block_probability(self) -> float:
+        """The largest probability of a stranger of a roster's block."""
+        return max(expert.distribution.block_probability() for expert in self.experts)
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Not here: the portfolio lets newcomers into its experts, with their weights."""
+        raise NotImplementedError
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go, everywhere."""
+        for expert in self.experts:
+            expert.remove_clients(clients)
+
+
+class PortfolioSampler(BaseSampler):
+    r"""Exponential weights over any samplers, by the estimated variance loss (Algorithm 5, generalised).
+
+    .. math:: \hat p^t = \sum_e \theta^t_e \hat p^t_e, \qquad
+              \theta^{t+1}_e \propto \theta^t_e \exp\{-\gamma\,\hat l_t(\hat p^t_e; \hat p^t)\}
+
+    Every expert learns from every cohort, weighted by how the mixture drew it. With OSMD samplers at the
+    rates of Equation 22 and the paper's :math:`\gamma` as ``meta_rate`` this is ``AdaptiveOSMDSampler``.
+
+    Deviation: without a ``meta_rate``, :math:`\gamma` is 0.2 over the running mean of the mixture's own
+    estimated loss, so that neither a horizon nor a bound is needed and the norms' scale does not matter.
+
+    >>> from sortition import AvareSampler, ProportionalSampler
+    >>> setting = {"num_clients": 10, "cohort_size": 2}
+    >>> sampler = PortfolioSampler(experts=[ProportionalSampler(**setting), AvareSampler(**setting)])
+    >>> sampler.expert_weights
+    array([0.75, 0.25])
+    """
+
+    def __init__(
+        self,
+        *,
+        experts: Sequence[BaseSampler],
+        meta_rate: float | None = None,
+        design: Design = "with_replacement",
+        seed: int = 0,
+    ) -> None:
+        if not experts or not all(isinstance(expert, BaseSampler) for expert in experts):
+            raise ConfigurationError(
+                f"experts must be samplers of this library, one or more, got {experts!r}"
+            )
+        first = experts[0]
+        for expert in experts[1:]:
+            if expert.setting() != first.setting():
+                raise ConfigurationError(
+                    f"experts must agree in num_clients, cohort_size and client_weights, "
+                    f"got {expert.setting()} beside {first.setting()}"
+                )
+        if any(expert.round_index for expert in experts):
+            raise ConfigurationError("experts must not have drawn any cohort of their own yet")
+        super().__init__(
+            num_clients=first.num_clients,
+            cohort_size=first.cohort_size,
+            client_weights=first.given_weights,
+            design=design,
+            seed=seed,
+        )
+        self._meta_rate = None if meta_rate is None else positive_number("meta_rate", meta_rate)
+        self._roster = first.roster
+        self._distribution = self._mixture = Mixture(experts)
+        self._log_loss = math.nan
+
+    @property
+    def expert_weights(self) -> FloatArray:
+        """theta_e, in the order of the experts."""
+        return np.exp(self._mixture.log_weights)
+
+    def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
+        ids = [expert.add_clients(masses, client_weights=client_weights) for expert in self._mixture.experts]
+        return ids[0]
+
+    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        each = self._mixture.of_each(cohort.clients)
+        everybody = np.arange(len(cohort))
+        aligned = Cohort(
+            0, cohort.cohort_size, everybody, cohort.counts, cohort.probabilities, cohort.weights
+        )
+        losses = log_expert_losses(each, aligned, log_feedback)
+        for expert in self._mixture.experts:
+            expert.learn(cohort, log_feedback)
+        if losses.min() == -math.inf:
+            return
+        self._mixture.log_weights = reweigh_experts(
+            self._mixture.log_weights, self._log_meta_rate(losses), losses
+        )
+
+    def _log_meta_rate(self, log_losses: FloatArray) -> float:
+        if self._meta_rate is not None:
+            return math.log(self._meta_rate)
+        mixed = float(np.logaddexp.reduce(self._mixture.log_weights + log_losses))
+        if math.isnan(self._log_loss):
+            self._log_loss = mixed
+        kept, new = math.log(MEMORY) + self._log_loss, math.log(1.0 - MEMORY) + mixed
+        self._log_loss = float(np.logaddexp(kept, new))
+        return math.log(CAUTION) - max(self._log_loss, mixed)
+
+    def _config(self) -> Config:
+        rate = "scale-free" if self._meta_rate is None else self._meta_rate
+        kinds = " ".join(type(expert).__name__ for expert in self._mixture.experts)
+        return {"meta_rate": rate, "experts": kinds}
+
+    def _state(self) -> dict[str, Any]:
+        state = {"log_expert_weights": self._mixture.log_weights.copy(), "log_loss": self._log_loss}
+        for i, expert in enumerate(self._mixture.experts):
+            state.update({f"expert{i}.{name}": value for name, value in expert.state_dict().items()})
+        return state
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        experts = self._mixture.experts
+        log_weights = array(state, "log_expert_weights", np.float64, (len(experts),))
+        log_loss = float(scalar(state, "log_loss"))
+        before = [expert.state_dict() for expert in experts]
+        try:
+            for i, expert in enumerate(experts):
+                prefix = f"expert{i}."
+                own = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
+                expert.load_state_dict(own)
+        except Exception:
+            for expert, saved in zip(experts, before, strict=True):
+                expert.load_state_dict(saved)
+            raise
+        self._mixture.log_weights, self._log_loss = log_weights, log_loss

@@ -1,0 +1,127 @@
+"""The command line as a user meets it: results, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import sortition
+from sortition.cli import commands
+from sortition.experiments import CONTESTANTS
+
+TINY = ["--clients", "20", "--cohort", "3", "--rounds", "10", "--repeats", "1", "--jobs", "1"]
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(commands.app, list(arguments))
+
+
+def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sortition.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=120,
+        check=False,
+    )
+
+
+class TestResults:
+    def test_version(self):
+        result = invoke("--version")
+        assert result.exit_code == 0
+        assert result.stdout == f"sortition {sortition.__version__}\n"
+
+    def test_no_command_shows_help(self):
+        result = invoke()
+        assert result.exit_code == 0
+        assert "compare" in result.stdout
+
+    def test_table_has_the_rows_asked_for(self):
+        result = invoke("compare", *TINY, "--samplers", "avare,vrb")
+        assert result.exit_code == 0
+        names = [line.split("│")[1].strip() for line in result.stdout.splitlines() if line.startswith("│")]
+        assert names == ["uniform", "avare", "vrb"]
+
+    def test_seed_determines_the_output(self):
+        arguments = ["compare", *TINY, "--samplers", "proportional"]
+        first = invoke(*arguments, "--seed", "1").stdout
+        assert invoke(*arguments, "--seed", "1").stdout == first
+        assert invoke(*arguments, "--seed", "2").stdout != first
+
+    def test_a_real_run_with_two_processes(self, tmp_path):
+        """Not a terminal: the table on stdout, and nothing at all on stderr."""
+        path = tmp_path / "results.json"
+        result = shell(
+            "compare", *TINY[:-2], "--samplers", "uniform,optimal", "--jobs", "2", "--json", str(path)
+        )
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "optimal" in result.stdout
+        stored = json.loads(path.read_text())
+        assert [row["name"] for row in stored["rows"]] == ["uniform", "optimal"]
+        assert len(stored["rows"][0]["losses"]) == stored["num_rounds"] == 10
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--clients", "many"], ["--clients", "'many'", "whole number"]),
+            (["--clients", "1"], ["--clients", "at least 2", "'1'"]),
+            (["--clients", "5000"], ["num_clients", "at most 1797", "5000"]),
+            (["--rounds", "0"], ["--rounds", "at least 2", "'0'"]),
+            (["--samplers", "uniform,best"], ["--samplers", "'best'", *CONTESTANTS]),
+            (["--samplers", ""], ["--samplers", "''", "uniform"]),
+            (["--design", "stratified"], ["--design", "'stratified'", "without_replacement"]),
+            (
+                ["--cohort", "21", "--design", "independent"],
+                ["cohort_size", "at most num_clients (20)", "21"],
+            ),
+            (["--seed", "-1"], ["--seed", "at least 0", "'-1'"]),
+            (["--step-size", "big"], ["--step-size", "a number", "'big'"]),
+            (["--step-size", "0"], ["step_size", "positive", "0.0"]),
+            (["--json", "/no/such/place/file.json"], ["--json", "directory", "/no/such/place/file.json"]),
+            (["--colour", "red"], ["--colour"]),
+        ],
+    )
+    def test_one_line_and_status_2(self, arguments, said):
+        result = invoke("compare", *TINY, *arguments)
+        assert result.exit_code == 2
+        assert result.stdout == ""
+        assert result.stderr.startswith("sortition: ")
+        assert result.stderr.count("\n") == 1
+        for word in said:
+            assert word in result.stderr
+
+    def test_unknown_command(self):
+        result = invoke("compete")
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+        assert "compete" in result.stderr
+
+    def test_interrupt(self, monkeypatch):
+        def interrupted(*arguments, **settings):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(commands.compare, "compare", interrupted)
+        result = invoke("compare", *TINY)
+        assert (result.exit_code, result.stderr) == (130, "sortition: interrupted\n")
+
+    @pytest.mark.parametrize(
+        ("package", "extra"), [("typer", "cli"), ("rich", "cli"), ("sklearn", "experiments")]
+    )
+    def test_a_missing_package_names_its_extra(self, package, extra, tmp_path: Path):
+        absent = f"raise ModuleNotFoundError('No module named {package}', name='{package}')"
+        (tmp_path / f"{package}.py").write_text(absent)
+        result = shell("compare", *TINY, PYTHONPATH=str(tmp_path))
+        assert result.returncode == 2
+        assert result.stderr.count("\n") == 1
+        assert package in result.stderr
+        assert f"pip install 'sortition[{extra}]'" in result.stderr
