@@ -32,3 +32,7 @@ class StateError(SortitionError, ValueError):
 
 class LedgerError(SortitionError, RuntimeError):
     """A record of a run that can't be read, can't be written, or is not what it should be."""
+
+
+class DataError(SortitionError):
+    """Data files, or results of an earlier run, that are missing, damaged or of another kind."""

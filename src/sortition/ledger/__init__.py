@@ -1,0 +1,36 @@
+"""The durable record of a run: every draw and every feedback is on disk before the call returns.
+
+    from sortition import AdaptiveOSMDSampler
+    from sortition.ledger import open_run
+
+    def make_sampler():
+        return AdaptiveOSMDSampler(num_clients=1000, cohort_size=10, num_rounds=500)
+
+    with open_run("run.db", make_sampler) as run:      # begins the run, or continues it
+        while run.round_index < 500 or run.open_cohorts():
+            cohort = run.draw()                        # committed; after a crash, the same cohort again
+            norms = train(cohort)
+            run.attach(cohort.round_index, "model", {"weights": weights})   # a file of its own, synced
+            run.observe(cohort, norms)                 # committed, then learnt from, once
+
+``open_run`` gives a ``RecordedSampler``: the ``Sampler`` protocol, and beyond it
+
+- ``round_index``: the round of the next new cohort; ``open_cohorts()``: those that await feedback;
+- ``draw()`` hands out the open cohorts that this process has not had yet, oldest first, and then draws;
+- ``observe()`` takes the same feedback again without a word, and refuses another for the same round;
+- ``add_clients``, ``remove_clients``, ``calibrate``: those of the sampler, recorded;
+- ``attach(round_index, name, arrays)`` and ``attachment(round_index, name)``: plain arrays, numbers and
+  strings beside a round, such as the model. The newest two of a name are kept. Attach before ``observe``;
+  whoever resumes takes the attachment of ``last_observed``, the newest round that had feedback;
+- ``close()``, or leave the ``with`` block.
+
+``read_run(path)`` reads a run while it is being written; ``verify_run(path)`` replays it from the start.
+``docs/ledger.md`` says what is promised, and how it is kept.
+"""
+
+from sortition.ledger.opening import open_run
+from sortition.ledger.record import Round, RunRecord, read_run
+from sortition.ledger.recorded import RecordedSampler
+from sortition.ledger.verify import Verified, verify_run
+
+__all__ = ["RecordedSampler", "Round", "RunRecord", "Verified", "open_run", "read_run", "verify_run"]

@@ -1,0 +1,97 @@
+"""Opening a run for writing: the one that is there, or a new one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from pathlib import Path
+
+from sortition.core.errors import LedgerError
+from sortition.core.validation import whole_number
+from sortition.ledger.files import SealedFiles, side_directory, sync_directory
+from sortition.ledger.lock import WriterLock, witness
+from sortition.ledger.recipe import recipe
+from sortition.ledger.recorded import RecordedSampler
+from sortition.ledger.replay import MakeSampler
+from sortition.ledger.store import Store, check_header
+
+LOCK = "lock"
+NEW = "new.db"
+
+
+def open_run(
+    path: str | os.PathLike[str], make_sampler: MakeSampler, *, snapshot_every: int = 1000
+) -> RecordedSampler:
+    """Continue the run at ``path``, or begin it; ``make_sampler()`` builds the sampler it is begun with.
+
+    The sampler must be built with the same settings each time; the seed is that of the first time. A snapshot
+    is taken every ``snapshot_every`` rounds and when the run is closed.
+    """
+    snapshot_every = whole_number("snapshot_every", snapshot_every, least=1)
+    run = Path(path)
+    directory = side_directory(run)
+    if run.exists():
+        check_header(run)
+    try:
+        directory.mkdir(exist_ok=True)
+    except OSError as error:
+        raise LedgerError(f"{run} must be in a directory that can be written to, got {error}") from None
+    lock = WriterLock(directory / LOCK, run)
+    try:
+        if not run.exists():
+            _begin(run, directory, make_sampler)
+        store = Store(run, write=True)
+        try:
+            check_witness(store, witness(directory / LOCK))
+            run_id = bytes.fromhex(store.event(0).values()["run_id"])
+            return RecordedSampler(store, SealedFiles(directory, run_id), lock, make_sampler, snapshot_every)
+        except BaseException:
+            store.close()
+            raise
+    except BaseException:
+        lock.release()
+        raise
+
+
+def check_witness(store: Store, known: tuple[int, bytes] | None) -> None:
+    """A LedgerError if the witness knows of a row that is missing, or is another one."""
+    if known is None:
+        return
+    number, checksum = known
+    if number > store.last:
+        raise LedgerError(
+            f"{store.path} must have the {number + 1} rows that were committed, "
+            f"got {store.last + 1}: rows are missing"
+        )
+    if store.checksum_of(number) != checksum:
+        raise LedgerError(f"{store.path} must be as it was written, but row {number} is another one")
+
+
+def _begin(run: Path, directory: Path, make_sampler: MakeSampler) -> None:
+    """Write a new run aside and move it into place: ``run`` is whole or not there."""
+    remains = [file.name for file in directory.iterdir() if not file.name.startswith((LOCK, NEW))]
+    wal = run.with_name(run.name + "-wal")
+    if wal.exists():
+        remains.append(wal.name)
+    if remains or witness(directory / LOCK) is not None:
+        raise LedgerError(
+            f"{run} must be there, for {directory} and {wal} hold the rest of it, but it is missing; "
+            "put it back, or move these away to begin anew"
+        )
+    sampler = make_sampler()
+    new = directory / NEW
+    try:
+        for leftover in directory.glob(NEW + "*"):
+            leftover.unlink()
+        first = {
+            "run_id": secrets.token_hex(16),
+            **recipe(sampler),
+            **{f"state.{name}": value for name, value in sampler.state_dict().items()},
+        }
+        Store.create(new, first)
+        os.rename(new, run)
+        sync_directory(directory)
+        sync_directory(run.absolute().parent)
+    except (OSError, sqlite3.Error) as error:
+        raise LedgerError(f"{run} must be in a directory that can be written to, got {error}") from error

@@ -1,0 +1,126 @@
+"""Reading a run, also while it is being written: rounds as they were, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sortition.core.cohort import Cohort
+from sortition.core.errors import LedgerError
+from sortition.core.types import FloatArray, IntArray
+from sortition.ledger.codec import available_of, cohort_of
+from sortition.ledger.replay import within
+from sortition.ledger.store import Event, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of the record."""
+
+    cohort: Cohort
+    available: IntArray | None
+    """Whom the cohort could be drawn from; None for everybody."""
+    drawn_at: float
+    """Seconds since 1970."""
+    norms: FloatArray | None
+    """Aligned with ``cohort.clients``, nan for no reply; None while the round is open."""
+    observed_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Clients that joined or left, before the cohort of ``round_index`` was drawn."""
+
+    round_index: int
+    time: float
+    joined: IntArray | None
+    left: IntArray | None
+
+
+class RunRecord:
+    """What is on disk of a run, as it was when it was opened. ``read_run`` makes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._store = Store(path, write=False)
+        self.path = path
+        first = self._store.event(0)
+        self.begun_at = first.time
+        self._first = first.values()
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return self._store.last + 1
+
+    @property
+    def sampler(self) -> str:
+        """The kind of sampler."""
+        return str(self._first.get("sampler"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the sampler was built with, where the library knows."""
+        return within(self._first, "setting.")
+
+    @property
+    def founders(self) -> int | None:
+        """The clients at the start, where the sampler's state says so."""
+        found = self._first.get("state.config.num_clients")
+        return found if isinstance(found, int) else None
+
+    def events(self) -> Iterator[Event]:
+        """The rows, each checked."""
+        return self._store.events()
+
+    def rounds(self) -> Iterator[Round]:
+        """Every round that was drawn, in the order of the draws."""
+        observed = self._store.numbers("observed")
+        for event in self._store.events():
+            if event.kind == "drawn":
+                yield self._round(event, observed.get(event.round_index))
+
+    def memberships(self) -> Iterator[Membership]:
+        """Every time that clients joined or left."""
+        next_round = 0
+        for event in self._store.events():
+            if event.kind == "drawn":
+                next_round = event.round_index + 1
+            elif event.kind == "joined":
+                yield Membership(next_round, event.time, event.values()["ids"], None)
+            elif event.kind == "left":
+                yield Membership(next_round, event.time, None, event.values()["clients"])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._store.close()
+
+    def __enter__(self) -> RunRecord:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _round(self, drawn: Event, number: int | None) -> Round:
+        values = drawn.values()
+        cohort = cohort_of(drawn.round_index, values)
+        available = available_of(values)
+        if number is None:
+            return Round(cohort, available, drawn.time, None, None)
+        observed = self._store.event(number)
+        norms = observed.values().get("norms")
+        if observed.kind != "observed" or norms is None or len(norms) != len(cohort):
+            raise LedgerError(
+                f"row {number} must hold the feedback of round {drawn.round_index}, got another"
+            )
+        return Round(cohort, available, drawn.time, norms, observed.time)
+
+
+def read_run(path: str | os.PathLike[str]) -> RunRecord:
+    """The run at ``path``, for reading: it may be written at the same time, and is not changed."""
+    return RunRecord(Path(path))

@@ -1,0 +1,144 @@
+"""From the rows back to the sampler: the newest good snapshot, and every row after it once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sortition.core.cohort import Cohort
+from sortition.core.errors import LedgerError, SortitionError
+from sortition.core.protocols import Sampler
+from sortition.ledger.codec import available_of, cohort_of, same_cohort
+from sortition.ledger.files import SealedFiles
+from sortition.ledger.store import Event, Store
+
+MakeSampler: TypeAlias = Callable[[], Sampler]
+SNAPSHOT = "snapshot"
+
+
+@dataclass
+class Replayed:
+    """A sampler, and where its run stands."""
+
+    sampler: Any
+    open: dict[int, Cohort] = field(default_factory=dict)
+    """The cohorts that await feedback, by round, oldest first."""
+    round_index: int = 0
+    """The round of the next cohort."""
+    last_observed: int | None = None
+    """The newest round that had feedback."""
+
+    def apply(self, event: Event) -> None:
+        """Do what the row says was done."""
+        values = event.values()
+        try:
+            if event.kind == "drawn":
+                self._draw(event, values)
+            elif event.kind == "observed":
+                self.observed(event.round_index)
+                cohort = self.open.pop(event.round_index, None)
+                if cohort is None:  # drawn before the state was loaded
+                    cohort = cohort_of(event.round_index, values)
+                self.sampler.observe(cohort, values["norms"])
+            elif event.kind == "joined":
+                self.sampler.add_clients(values["clients"], client_weights=values["client_weights"])
+            elif event.kind == "left":
+                self.sampler.remove_clients(values["clients"])
+            elif event.kind == "calibrated":
+                self.sampler.calibrate(values["norms"], values["clients"])
+            elif event.kind == "loaded":
+                self.sampler.load_state_dict(within(values, "state."))
+                self.round_index = values["round_index"]
+            else:
+                raise LedgerError(f"row {event.number} must be of a known kind, got {event.kind!r}")
+        except LedgerError:
+            raise
+        except (SortitionError, KeyError, AttributeError) as error:
+            raise LedgerError(f"row {event.number} ({event.kind}) must be repeatable, got {error}") from error
+
+    def observed(self, round_index: int) -> None:
+        """Feedback of this round was heard."""
+        self.last_observed = max(round_index, -1 if self.last_observed is None else self.last_observed)
+
+    def _draw(self, event: Event, values: Mapping[str, Any]) -> None:
+        recorded = cohort_of(event.round_index, values)
+        drawn = self.sampler.draw(available_of(values))
+        if not same_cohort(drawn, recorded):
+            raise LedgerError(
+                f"round {event.round_index} must be drawn again as it was, but the sampler draws another "
+                "cohort: it, its library or its processor is not the one of the record"
+            )
+        self.open[event.round_index] = recorded
+        self.round_index = event.round_index + 1
+
+
+def begin(make_sampler: MakeSampler, first: Event) -> Replayed:
+    """The sampler at the start of the run: built anew, with the state that it had then."""
+    if first.kind != "begun":
+        raise LedgerError(f"row 0 must begin the run, got {first.kind!r}")
+    sampler = make_sampler()
+    try:
+        sampler.load_state_dict(within(first.values(), "state."))
+    except SortitionError as error:
+        raise LedgerError(
+            f"make_sampler must build the sampler that the run was begun with: {error}"
+        ) from error
+    return Replayed(sampler)
+
+
+def rebuild(make_sampler: MakeSampler, store: Store, files: SealedFiles) -> tuple[Replayed, int, int]:
+    """The sampler as the last row left it, and the row and the round of the snapshot that it began from."""
+    first = store.event(0)
+    for number in reversed(files.numbers(SNAPSHOT)):
+        try:
+            snapshot = files.read(SNAPSHOT, number)
+        except (LedgerError, OSError):
+            continue  # verify_run will tell; an older one, or the start, serves as well
+        if number > store.last:
+            raise LedgerError(
+                f"{store.path} must have the {number + 1} rows that a snapshot knows of, "
+                f"got {store.last + 1}: rows are missing"
+            )
+        if snapshot.get("checksum") != store.checksum_of(number).hex():
+            raise LedgerError(f"{store.path} must be the database of its snapshots, but row {number} differs")
+        replayed = begin(make_sampler, first)
+        restore(replayed, snapshot, store)
+        break
+    else:
+        replayed, number = begin(make_sampler, first), 0
+    round_index = replayed.round_index
+    for event in store.events(after=number):
+        replayed.apply(event)
+    return replayed, number, round_index
+
+
+def snapshot_values(replayed: Replayed, checksum: bytes) -> dict[str, Any]:
+    """All that a continued run needs after the row with that checksum."""
+    return {
+        "checksum": checksum.hex(),
+        "round_index": replayed.round_index,
+        "last_observed": replayed.last_observed,
+        "open": ",".join(map(str, replayed.open)),
+        **{f"state.{name}": value for name, value in replayed.sampler.state_dict().items()},
+    }
+
+
+def restore(replayed: Replayed, snapshot: Mapping[str, Any], store: Store) -> None:
+    """Put ``replayed`` where the snapshot was taken."""
+    try:
+        replayed.sampler.load_state_dict(within(snapshot, "state."))
+    except SortitionError as error:
+        raise LedgerError(f"a snapshot must suit the sampler, got {error}") from error
+    replayed.round_index = snapshot["round_index"]
+    replayed.last_observed = snapshot["last_observed"]
+    for round_index in map(int, filter(None, snapshot["open"].split(","))):
+        event = store.find("drawn", round_index)
+        if event is None:
+            raise LedgerError(f"{store.path} must have the draw of round {round_index}: rows are missing")
+        replayed.open[round_index] = cohort_of(round_index, event.values())
+
+
+def within(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries whose names start with ``prefix``, without it."""
+    return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}

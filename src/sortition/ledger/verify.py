@@ -1,0 +1,96 @@
+"""Is a run what it was? Every checksum, and every round once more from the start."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sortition.core.errors import LedgerError
+from sortition.ledger.encoding import pack
+from sortition.ledger.files import SealedFiles, side_directory
+from sortition.ledger.lock import witness
+from sortition.ledger.opening import LOCK, check_witness
+from sortition.ledger.recipe import maker
+from sortition.ledger.replay import SNAPSHOT, MakeSampler, Replayed, begin, snapshot_values
+from sortition.ledger.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found to be right."""
+
+    rows: int
+    rounds: int
+    snapshots: int
+    attachments: int
+    replayed: bool
+    """Whether the sampler could be built, and drew every cohort again."""
+
+
+def verify_run(path: str | os.PathLike[str], make_sampler: MakeSampler | None = None) -> Verified:
+    """Check all that is on disk of a run; a LedgerError says what is wrong.
+
+    The rounds are drawn and learnt from again and compared with the record, as are the snapshots. A sampler
+    of the library is built from the settings in the record; for another one, give ``make_sampler``.
+    """
+    run = Path(path)
+    directory = side_directory(run)
+    known = witness(directory / LOCK)
+    store = Store(run, write=False)
+    try:
+        store.check_structure()
+        check_witness(store, known)
+        first = store.event(0)
+        values = first.values()
+        files = SealedFiles(directory, bytes.fromhex(values["run_id"]))
+        snapshots = files.numbers(SNAPSHOT)
+        make = make_sampler or maker(values)
+        replayed = None if make is None else begin(make, first)
+        rounds, compared = 0, 0
+        for event in store.events():
+            rounds += event.kind == "drawn"
+            if replayed is not None and event.number > 0:
+                replayed.apply(event)
+            if event.number in snapshots:
+                compared += _check_snapshot(files, event.number, event.checksum, replayed)
+        beyond = [number for number in snapshots if number > store.last]
+        if beyond and not _being_written(store, run):
+            raise LedgerError(f"{run} must have the row {beyond[0]} of a snapshot: rows are missing")
+        return Verified(store.last + 1, rounds, compared, _check_attachments(files), replayed is not None)
+    finally:
+        store.close()
+
+
+def _check_snapshot(files: SealedFiles, number: int, checksum: bytes, replayed: Replayed | None) -> int:
+    try:
+        snapshot = files.read(SNAPSHOT, number)
+    except FileNotFoundError:  # a writer has taken a newer one meanwhile
+        return 0
+    if snapshot.get("checksum") != checksum.hex():
+        raise LedgerError(f"the snapshot after row {number} must belong to that row, got another checksum")
+    if replayed is not None and pack(snapshot) != pack(snapshot_values(replayed, checksum)):
+        raise LedgerError(f"the snapshot after row {number} must equal the replay, but it differs")
+    return 1
+
+
+def _being_written(store: Store, run: Path) -> bool:
+    """Whether rows were added since ``store`` was opened."""
+    later = Store(run, write=False)
+    try:
+        return later.last > store.last
+    finally:
+        later.close()
+
+
+def _check_attachments(files: SealedFiles) -> int:
+    checked = 0
+    for name in sorted(files.names()):
+        if name.startswith("attachment_"):
+            for number in files.numbers(name):
+                try:
+                    files.read(name, number)
+                except FileNotFoundError:
+                    continue
+                checked += 1
+    return checked
