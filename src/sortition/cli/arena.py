@@ -1,0 +1,147 @@
+"""``sortition arena``: every sampler against every environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
+
+from sortition.cli.app import app
+from sortition.cli.options import whole_number
+from sortition.cli.progress import RoundsProgress
+from sortition.experiments.arena import (
+    ENVIRONMENTS,
+    SPLITS,
+    Arena,
+    Split,
+    environments_of,
+    find_contestant,
+    run_closed_loop,
+    run_replay,
+)
+from sortition.experiments.compare import BASELINE
+from sortition.experiments.contestants import CONTESTANTS
+from sortition.reports.arena import MEASURES, arena_json, arena_table, closed_loop_table, heat_map
+
+MODES = ("replay", "closed", "both")
+HOW_TO_READ = (
+    "Lower is better throughout; 1 is the least variance there is. Oracles, who see every norm before they\n"
+    "draw, win no places. Samplers of independent draws are measured by their normalised distribution."
+)
+
+
+def known_split(name: str) -> str:
+    """Check the name of a split."""
+    if name not in SPLITS:
+        raise typer.BadParameter(f"expected one of {', '.join(SPLITS)}, got {name!r}.")
+    return name
+
+
+def known_mode(name: str) -> str:
+    """Check the name of a mode."""
+    if name not in MODES:
+        raise typer.BadParameter(f"expected one of {', '.join(MODES)}, got {name!r}.")
+    return name
+
+
+def known_measure(name: str) -> str:
+    """Check the name of a measure."""
+    if name not in MEASURES:
+        raise typer.BadParameter(f"expected one of {', '.join(MEASURES)}, got {name!r}.")
+    return name
+
+
+@app.command("arena")
+def arena_command(
+    samplers: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            show_default="all",
+            help=f"Out of {', '.join(CONTESTANTS)}; or package.module:factory, called with a Trial.",
+        ),
+    ] = ",".join(CONTESTANTS),
+    environments: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,...", show_default="all of the split", help="Environments by name."),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(parser=whole_number(1), metavar="N", help="Runs to average over.")
+    ] = 2,
+    mode: Annotated[
+        str,
+        typer.Option(
+            callback=known_mode,
+            metavar="NAME",
+            help="replay: recorded norms. closed: the sampler drives the training. both.",
+        ),
+    ] = "replay",
+    split: Annotated[
+        str,
+        typer.Option(
+            callback=known_split,
+            metavar="NAME",
+            help="tune: half of the environments, even seeds. report: the other half, odd seeds. "
+            "all: all environments, odd seeds.",
+        ),
+    ] = "all",
+    measure: Annotated[
+        str,
+        typer.Option(callback=known_measure, metavar="NAME", help=f"What to show: {', '.join(MEASURES)}."),
+    ] = "ratio",
+    jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", file_okay=False, help="Write arena.json and heat maps here (they need [reports])."
+        ),
+    ] = None,
+) -> None:
+    """Run every sampler in every environment, and print how far from the optimum each one is."""
+    contestants = {name: find_contestant(name) for name in samplers.split(",")}
+    chosen = environments_of(cast(Split, split), None if environments is None else environments.split(","))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    arenas: dict[str, Arena] = {}
+    for name, fight in (("replay", run_replay), ("closed", run_closed_loop)):
+        if mode not in (name, "both"):
+            continue
+        rounds = sum(env.num_rounds for env in chosen if name == "replay" or env.training is not None)
+        with RoundsProgress(total=rounds * seeds * len({BASELINE, *contestants})) as progress:
+            arenas[name] = fight(
+                contestants,
+                chosen,
+                split=cast(Split, split),
+                seeds=seeds,
+                jobs=jobs,
+                progress=progress.advance_to,
+            )
+        _print(arenas[name], measure)
+    if out is not None:
+        (out / "arena.json").write_text(arena_json(arenas), encoding="utf-8")
+        for name, arena in arenas.items():
+            _draw(arena, measure, out / f"arena-{name}")
+
+
+def _print(arena: Arena, measure: str) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 30 + 14 * len(arena.samplers)
+    console.print(arena_table(arena, measure))
+    if arena.mode == "closed":
+        console.print(closed_loop_table(arena))
+    console.print(HOW_TO_READ)
+
+
+def _draw(arena: Arena, measure: str, path: Path) -> None:
+    """Write the heat map as SVG and PNG, where there is something to draw it with."""
+    try:
+        import vl_convert
+    except ModuleNotFoundError:
+        typer.echo("sortition: no heat map without vl-convert; run: pip install 'sortition[reports]'", err=True)
+        return
+    specification = heat_map(arena, measure)
+    path.with_suffix(".svg").write_text(vl_convert.vegalite_to_svg(specification), encoding="utf-8")
+    path.with_suffix(".png").write_bytes(vl_convert.vegalite_to_png(specification, scale=2.0))
