@@ -115,3 +115,6 @@ CONTESTANTS: dict[str, Contestant] = {
     "optimal": optimal,
 }
 """All of them, in the order in which a table shows them; the oracle comes last."""
+
+ORACLES = frozenset({"optimal"})
+"""Those that are shown what no real server sees: they set the scale, and win nothing."""

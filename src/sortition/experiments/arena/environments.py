@@ -92,12 +92,12 @@ ALL: tuple[Environment, ...] = (
         ),
     ),
     # Generated norms -----------------------------------------------------------------------------------
-    Environment("steady", "tune", "levels that stay, little noise", Synthetic(spread=1.0, noise=0.2)),
+    Environment("steady", "tune", "levels that stay, little noise", Synthetic(noise=0.2)),
     Environment(
         "steady-pareto",
         "report",
         "levels that stay, little noise, Pareto sizes",
-        Synthetic(spread=1.0, noise=0.2, sizes=synthetic.pareto),
+        Synthetic(noise=0.2, sizes=synthetic.pareto),
     ),
     Environment(
         "drift-walk",
@@ -115,15 +115,15 @@ ALL: tuple[Environment, ...] = (
         "permuted-half-time",
         "report",
         "all levels are permuted at half time",
-        Synthetic(spread=1.2, shape=synthetic.Permuted((0.5,))),
+        Synthetic(shape=synthetic.Permuted((0.5,))),
     ),
     Environment(
         "permuted-quarters",
         "tune",
         "a third of the levels is permuted at each quarter",
-        Synthetic(spread=1.2, shape=synthetic.Permuted((0.25, 0.5, 0.75), share=1 / 3)),
+        Synthetic(shape=synthetic.Permuted((0.25, 0.5, 0.75), share=1 / 3)),
     ),
-    Environment("noise-normal", "tune", "mini-batch noise as large as the spread", Synthetic(noise=1.0)),
+    Environment("noise-normal", "tune", "mini-batch noise by a factor e", Synthetic(noise=1.0)),
     Environment(
         "noise-pareto",
         "report",
@@ -134,13 +134,13 @@ ALL: tuple[Environment, ...] = (
         "bursts",
         "report",
         "bursts: ten times the norm for 20 rounds, twice a run",
-        Synthetic(spread=0.7, shape=synthetic.Bursts(10.0, 20.0, 2.0)),
+        Synthetic(spread=1.0, shape=synthetic.Bursts(10.0, 20.0, 2.0)),
     ),
     Environment(
         "spikes",
         "tune",
         "bursts of 2 rounds, thirty times the norm, twice a run",
-        Synthetic(spread=0.7, shape=synthetic.Bursts(30.0, 2.0, 2.0)),
+        Synthetic(spread=1.0, shape=synthetic.Bursts(30.0, 2.0, 2.0)),
     ),
     Environment("alike", "tune", "no heterogeneity at all", Synthetic(spread=0.0, noise=0.2)),
     Environment(
@@ -165,7 +165,7 @@ ALL: tuple[Environment, ...] = (
         "zipf-iid", "report", "Zipf sizes, i.i.d. data", Synthetic(spread=0.0, noise=0.3, sizes=synthetic.zipf)
     ),
     Environment(
-        "zipf-mixed", "tune", "Zipf sizes, norms unrelated to them", Synthetic(spread=1.0, sizes=synthetic.zipf)
+        "zipf-mixed", "tune", "Zipf sizes, norms unrelated to them", Synthetic(sizes=synthetic.zipf)
     ),
     Environment(
         "clients-20000",
@@ -177,7 +177,7 @@ ALL: tuple[Environment, ...] = (
         "clients-5000",
         "tune",
         "5,000 clients, 30 drawn (measured in every third round)",
-        Synthetic(5_000, 30, num_rounds=300, spread=1.5, measured_every=3),
+        Synthetic(5_000, 30, num_rounds=300, measured_every=3),
     ),
     Environment("clients-50", "tune", "50 clients, 10 drawn", Synthetic(50, 10, num_rounds=300)),
     Environment(
@@ -199,13 +199,13 @@ ALL: tuple[Environment, ...] = (
         Synthetic(shape=synthetic.Fading(0.01)),
     ),
     Environment(
-        "growing-apart", "tune", "clients start alike and grow apart", Synthetic(spread=1.5, shape=synthetic.Growing())
+        "growing-apart", "tune", "clients start alike and grow apart", Synthetic(shape=synthetic.Growing())
     ),
     Environment(
         "newcomers",
         "report",
         "a fifth of the clients sends nothing for a third of the run, then five times what others do",
-        Synthetic(spread=0.7, shape=synthetic.Newcomers(0.2, 1 / 3, 5.0)),
+        Synthetic(spread=1.0, shape=synthetic.Newcomers(0.2, 1 / 3, 5.0)),
     ),
     Environment(
         "zeros", "tune", "each client has nothing to send in 30% of the rounds", Synthetic(shape=synthetic.Zeros(0.3))

@@ -52,7 +52,7 @@ class Synthetic:
     clients: int = 100
     cohort_size: int = 5
     num_rounds: int = 500
-    spread: float = 1.0
+    spread: float = 1.5
     noise: float = 0.3
     sizes: Sizes = equal
     shape: Shape = unchanged

@@ -1,0 +1,62 @@
+"""A distribution with a number for every client: for oracles and comparators, at a cost that grows with M."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine.roster import Roster
+
+
+class Dense:
+    """Probabilities that are set at will, and the prior again when clients join or leave.
+
+    >>> dense = Dense(Roster(2, None))
+    >>> dense.set(np.array([1.0, 3.0]))
+    >>> dense.everybody()
+    array([0.25, 0.75])
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.set(roster.masses(None))
+
+    def set(self, masses: FloatArray) -> None:
+        """Take these masses, one for each id, of any sum above 0; who left must have 0."""
+        self._probabilities = masses / masses.sum()
+        self._cumulative: FloatArray | None = None
+
+    def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Independent draws, one for each row of two uniforms, and their probabilities."""
+        if self._cumulative is None:
+            self._cumulative = np.cumsum(self._probabilities)
+        points = uniforms[:, 1] * self._cumulative[-1]
+        draws = np.searchsorted(self._cumulative, points, side="right").astype(np.int64)
+        return draws, self._probabilities[draws]
+
+    def look_up(self, clients: IntArray) -> FloatArray:
+        """The probabilities of ``clients``."""
+        return np.asarray(self._probabilities[clients])
+
+    def everybody(self) -> FloatArray:
+        """The probabilities of all ids."""
+        return self._probabilities.copy()
+
+    def heavy(self, threshold: float) -> IntArray:
+        """All clients with at least ``threshold``."""
+        return np.flatnonzero(self._probabilities >= threshold)
+
+    def block_probability(self) -> float:
+        """Nobody is a stranger here."""
+        return 0.0
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in."""
+        newcomers = self.roster.add(masses)
+        self.set(self.roster.masses(None))
+        return newcomers
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go."""
+        self.roster.remove(clients)
+        self.set(self.roster.masses(None))

@@ -1,0 +1,170 @@
+"""Settings to objects: the federation, the sampler and the algorithm of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sortition.algorithms.fedsgd import FedSGD
+from sortition.algorithms.scaffold import Scaffold
+from sortition.core.errors import ConfigurationError
+from sortition.core.protocols import Sampler
+from sortition.core.types import FloatArray
+from sortition.experiments.reproduce.authors import (
+    AuthorsAdaptiveOSMDSampler,
+    LossSGD,
+    ShrinkingSGD,
+    SummedSGD,
+    authors_rate_scale,
+)
+from sortition.experiments.reproduce.settings import IMAGES, RunSettings
+from sortition.problems.idx import load_images
+from sortition.problems.images import AUTHORS_SIZES, SIZES, ImageFederation
+from sortition.problems.least_squares import LeastSquares
+from sortition.problems.synthetic import AUTHORS_SEED, authors_heterogeneous, heterogeneous, one_coordinate
+from sortition.samplers.adaptive import AdaptiveOSMDSampler
+from sortition.samplers.avare import AvareSampler
+from sortition.samplers.fixed import FixedSampler, ProportionalSampler
+from sortition.samplers.mabs import MABSSampler
+from sortition.samplers.optimal import OptimalSampler
+from sortition.samplers.osmd import OSMDSampler
+from sortition.samplers.uniform import UniformSampler
+from sortition.samplers.vrb import VRBSampler
+
+NUM_IMAGE_CLIENTS = 500
+SCAFFOLD_STEPS = 5
+SCAFFOLD_RATE = 1e-3
+"""The learning rate of OSMD with SCAFFOLD (last appendix)."""
+
+
+@lru_cache(maxsize=3)
+def _images(name: str, directory: Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    return load_images(name, directory)[:2]
+
+
+def make_problem(settings: RunSettings, data: Path | None) -> LeastSquares | ImageFederation:
+    """The federation: the same data for every seed where it is synthetic, dealt anew where it is images."""
+    authors = settings.variant == "authors"
+    if settings.problem in IMAGES:
+        images, labels = _images(settings.problem, data)
+        return ImageFederation(
+            images,
+            labels,
+            num_clients=NUM_IMAGE_CLIENTS,
+            sizes=AUTHORS_SIZES if authors else SIZES,
+            seed=settings.seed,
+        )
+    if settings.problem == "one-coordinate":
+        features, targets = one_coordinate(settings.spread, AUTHORS_SEED)
+    elif settings.problem == "heterogeneous":
+        generate = authors_heterogeneous if authors else heterogeneous
+        features, targets = generate(settings.spread, AUTHORS_SEED)
+    else:
+        raise ConfigurationError(f"problem must be synthetic or a set of images, got {settings.problem!r}")
+    return LeastSquares(
+        features, targets, batch_size=10, local_batch_size=10, distinct=authors, seed=settings.seed
+    )
+
+
+def make_algorithm(settings: RunSettings) -> Any:
+    """The algorithm, which in the authors' variant also decides what the sampler is fed."""
+    if settings.algorithm == "scaffold":
+        return Scaffold(local_step_size=settings.step_size, local_steps=SCAFFOLD_STEPS)
+    if settings.variant == "text":
+        return FedSGD(settings.step_size)
+    losses = settings.sampler == "vrb"
+    if settings.problem in IMAGES:
+        return ShrinkingSGD(settings.step_size, report_losses=losses)
+    return LossSGD(settings.step_size) if losses else SummedSGD(settings.step_size)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known before the first round: a pre-training pass over all clients (Section 6)."""
+
+    settings: RunSettings
+    problem: LeastSquares | ImageFederation
+    feedback: FloatArray
+    """a_m of the initial model."""
+    losses: FloatArray
+    """Mini-batch losses of the initial model."""
+
+    @property
+    def bound(self) -> float:
+        """A_max: the largest feedback of the initial model."""
+        return float(self.feedback.max())
+
+    def common(self) -> dict[str, Any]:
+        """The arguments that every sampler takes."""
+        return {
+            "num_clients": self.problem.num_clients,
+            "cohort_size": self.settings.cohort_size,
+            "client_weights": self.problem.client_weights,
+            "design": self.settings.design,
+            "seed": self.settings.seed,
+        }
+
+
+def make_sampler(start: Start) -> Sampler:
+    """The sampler that the settings name."""
+    name = start.settings.sampler
+    if name not in _SAMPLERS:
+        raise ConfigurationError(f"sampler must be one of {', '.join(_SAMPLERS)}, got {name!r}")
+    return _SAMPLERS[name](start)
+
+
+def _adaptive(start: Start) -> Sampler:
+    arguments = {
+        **start.common(),
+        "num_rounds": start.settings.num_rounds,
+        "exploration": start.settings.exploration,
+        "feedback_bound": start.bound,
+    }
+    if start.settings.variant == "text":
+        return AdaptiveOSMDSampler(**arguments)
+    scale = authors_rate_scale(start.settings.cohort_size)
+    return AuthorsAdaptiveOSMDSampler(**arguments, rate_scale=scale)
+
+
+def _mabs(start: Start) -> Sampler:
+    # the authors' code has the mean of a where the square of a bound on it should be
+    authors = start.settings.variant == "authors"
+    bound = float(np.sqrt(start.feedback.mean())) if authors else start.bound
+    return MABSSampler(
+        **start.common(),
+        num_rounds=start.settings.num_rounds,
+        exploration=start.settings.exploration,
+        feedback_bound=bound,
+    )
+
+
+def _vrb(start: Start) -> Sampler:
+    bound = start.bound
+    if start.settings.variant == "authors":  # fed losses: L = 1.5 max(loss)^2, in the units of lambda^2 loss^2
+        bound = 1.5 * float(np.max(start.problem.client_weights * start.losses) ** 2)
+    return VRBSampler(**start.common(), exploration=start.settings.exploration, feedback_bound=bound)
+
+
+def _importance(start: Start) -> Sampler:
+    assert isinstance(start.problem, LeastSquares)
+    importance = start.problem.client_weights * start.problem.smoothness()
+    return FixedSampler(**start.common(), probabilities=importance / importance.sum())
+
+
+_SAMPLERS: dict[str, Callable[[Start], Sampler]] = {
+    "uniform": lambda start: UniformSampler(**start.common()),
+    "proportional": lambda start: ProportionalSampler(**start.common()),
+    "adaptive-osmd": _adaptive,
+    "mabs": _mabs,
+    "vrb": _vrb,
+    "avare": lambda start: AvareSampler(**start.common()),
+    "optimal": lambda start: OptimalSampler(**start.common()),
+    "importance": _importance,
+    "osmd": lambda start: OSMDSampler(**start.common(), learning_rate=SCAFFOLD_RATE, exploration=0.4),
+}

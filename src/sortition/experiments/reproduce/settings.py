@@ -1,0 +1,57 @@
+"""What a run depends on, all of it: equal settings give equal runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from sortition.core.designs import Design
+
+FORMAT = 1
+"""Raised when the same settings come to mean another run: results of before are then not believed."""
+
+Variant: TypeAlias = Literal["text", "authors"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+SYNTHETIC = ("heterogeneous", "one-coordinate")
+IMAGES = ("mnist", "kmnist", "fashion-mnist")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One sampler on one federation, once."""
+
+    variant: Variant
+    problem: str
+    """One of ``SYNTHETIC`` or ``IMAGES``."""
+    sampler: str
+    num_rounds: int
+    cohort_size: int
+    step_size: float
+    seed: int
+    spread: float = 0.0
+    """sigma, or nu; of synthetic federations."""
+    algorithm: Literal["sgd", "scaffold"] = "sgd"
+    exploration: float = 0.4
+    design: Design = "with_replacement"
+    evaluate_every: int = 1
+
+    def plain(self) -> dict[str, Any]:
+        """As a dictionary that JSON can hold."""
+        return asdict(self)
+
+    def key(self) -> str:
+        """A name for the results of these settings.
+
+        >>> one = RunSettings("text", "heterogeneous", "uniform", 10, 5, 0.1, seed=0, spread=1.0)
+        >>> two = RunSettings("text", "heterogeneous", "uniform", 10, 5, 0.1, seed=1, spread=1.0)
+        >>> one.key() == two.key()
+        False
+        """
+        text = json.dumps({"format": FORMAT, **self.plain()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def regret_is_measured(self) -> bool:
+        """The norms of all clients are computed in every round of a synthetic federation."""
+        return self.problem in SYNTHETIC

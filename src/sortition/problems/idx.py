@@ -1,0 +1,161 @@
+"""IDX files, the format of MNIST and its kin: reading, finding, downloading."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import urllib.error
+import urllib.request
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sortition.core.errors import DataError
+
+DOWNLOAD_SECONDS = 30
+PARTS = ("train", "t10k")
+"""The two parts of a set, the larger first: any one of them will do."""
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Where the files of an image set are to be had, and their MD5 sums as the distributors publish them."""
+
+    name: str
+    url: str
+    checksums: dict[str, str]
+    packaged: Path | None = None
+    """Where a Debian package puts them."""
+
+
+IMAGE_SETS = {
+    image_set.name: image_set
+    for image_set in (
+        ImageSet(
+            "mnist",
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            {
+                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+            },
+        ),
+        ImageSet(
+            "kmnist",
+            "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
+            {
+                "train-images-idx3-ubyte.gz": "bdb82020997e1d708af4cf47b453dcf7",
+                "train-labels-idx1-ubyte.gz": "e144d726b3acfaa3e44228e80efcd344",
+                "t10k-images-idx3-ubyte.gz": "5c965bf0a639b31b8f53240b1b52f4d7",
+                "t10k-labels-idx1-ubyte.gz": "7320c461ea6c1c855c0b718fb2a4b134",
+            },
+        ),
+        ImageSet(
+            "fashion-mnist",
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            {
+                "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+                "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+                "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+                "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+            },
+            packaged=Path("/usr/share/datasets/fashion-mnist"),
+        ),
+    )
+}
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array of unsigned bytes in an IDX file, compressed or not."""
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} must be a readable IDX file, got: {error}") from None
+    dimensions = content[3] if len(content) > 4 else 0
+    start = 4 + 4 * dimensions
+    shape = tuple(np.frombuffer(content[4:start], dtype=">i4").tolist())
+    if content[:3] != b"\x00\x00\x08" or not dimensions or len(content) - start != np.prod(shape):
+        raise DataError(
+            f"{path} must be an IDX file of unsigned bytes, whole, got {len(content)} bytes that are not"
+        )
+    return np.frombuffer(content[start:], dtype=np.uint8).reshape(shape)
+
+
+def load_images(name: str, directory: Path | None = None) -> tuple[NDArray[np.uint8], NDArray[np.uint8], str]:
+    """Images (n, 28, 28), labels (n,), and where they came from.
+
+    Looked for in ``directory``/``name`` and ``directory``, in the Debian package's directory, and in the
+    cache of an earlier download; failing all that they are downloaded, with their checksums verified.
+    """
+    if name not in IMAGE_SETS:
+        raise DataError(f"image set must be one of {', '.join(IMAGE_SETS)}, got {name!r}")
+    image_set = IMAGE_SETS[name]
+    if directory is not None and not directory.is_dir():
+        raise DataError(f"the data directory must exist, got {str(directory)!r}")
+    found = find(image_set, directory)
+    if found is None:
+        download(image_set, cache_directory(name))
+        found = cache_directory(name), PARTS[0]
+    place, part = found
+    images, labels = read_idx(_file(place, part, "images")), read_idx(_file(place, part, "labels"))
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
+        raise DataError(
+            f"{place} must hold as many labels as images, got shapes {images.shape} and {labels.shape}"
+        )
+    return images, labels, f"{place.name}/{part} ({len(images):,} images)"
+
+
+def find(image_set: ImageSet, directory: Path | None) -> tuple[Path, str] | None:
+    """The first place that holds a whole part of the set, and which part; None if there is none."""
+    named = [] if directory is None else [directory / image_set.name, directory]
+    packaged = [] if image_set.packaged is None else [image_set.packaged]
+    for place in [*named, *packaged, cache_directory(image_set.name)]:
+        for part in PARTS:
+            if all(_file(place, part, kind).is_file() for kind in ("images", "labels")):
+                return place, part
+    return None
+
+
+def cache_directory(name: str) -> Path:
+    """Where downloads are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "sortition" / name
+
+
+def download(image_set: ImageSet, target: Path) -> None:
+    """Fetch the training part of a set; a file is in place only when its checksum was right."""
+    for kind in ("images", "labels"):
+        name = _file(target, PARTS[0], kind).name.removesuffix(".gz") + ".gz"
+        url = image_set.url + name
+        try:
+            with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as response:
+                content = response.read()
+        except (urllib.error.URLError, OSError) as error:
+            reason = getattr(error, "reason", error)
+            raise DataError(
+                f"{image_set.name} was found nowhere and could not be downloaded from {url} ({reason}); "
+                f"put its files, {PARTS[0]}-* or {PARTS[1]}-*, into DIR/{image_set.name} and name DIR with --data"
+                + (", or install Debian's dataset-fashion-mnist" if image_set.packaged else "")
+            ) from None
+        checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if checksum != image_set.checksums[name]:
+            raise DataError(
+                f"{url} must have the MD5 sum {image_set.checksums[name]}, got {checksum}; nothing was kept"
+            )
+        target.mkdir(parents=True, exist_ok=True)
+        partial = target / f".{name}.part"
+        partial.write_bytes(content)
+        partial.replace(target / name)
+
+
+def _file(place: Path, part: str, kind: str) -> Path:
+    """The file of a part, compressed if there is no other."""
+    path = place / f"{part}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
+    return path if path.is_file() else path.with_name(path.name + ".gz")

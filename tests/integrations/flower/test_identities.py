@@ -1,0 +1,229 @@
+"""Clients keep their identity, and with it their history, whatever happens to their nodes."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp.strategy import FedAvg
+
+from sortition import ConfigurationError, UniformSampler
+from sortition.integrations.flower import AdaptiveSampling, reported_identity
+from tests.integrations.flower.fake_grid import Client, FakeGrid, model
+from tests.integrations.flower.test_rounds import one_round
+
+PEM = b"-----BEGIN PUBLIC KEY-----\n%d\n-----END PUBLIC KEY-----\n"
+
+
+def strategy(**options):
+    return AdaptiveSampling(FedAvg(fraction_evaluate=0.0), **{"cohort_size": 2, **options})
+
+
+def info(node_id, **options):
+    return NodeInfo(node_id=node_id, **options)
+
+
+def test_by_registered_name_then_by_key_then_by_asking():
+    grid = FakeGrid(
+        {
+            10: (info(10, name="clinic", public_key=PEM % 1), Client(partition=7)),
+            20: (info(20, public_key=PEM % 2), Client(partition=8)),
+            30: (info(30, public_key=b"random bytes of a simulated node"), Client(partition=9)),
+        }
+    )
+    adaptive = strategy()
+    one_round(adaptive, grid, model(0.0))
+    kinds = [identity.partition(":")[0] for identity in adaptive.identities]
+    assert kinds == ["key", "name", "partition-id"]
+    assert adaptive.identities[1:] == ("name:clinic", "partition-id:9")
+    assert grid.queries == 1
+
+
+def test_the_client_is_asked_once_and_not_in_every_round():
+    grid = simulated([3, 0, 10, 2])
+    adaptive = strategy()
+    for server_round in (1, 2, 3):
+        one_round(adaptive, grid, model(0.0), server_round)
+    assert grid.queries == 4
+
+
+def simulated(partitions, first_node=50, **options):
+    """A simulation: random bytes for keys, no names."""
+    nodes = {
+        first_node + place: (
+            info(first_node + place, public_key=bytes([place] * 32)),
+            Client(partition=partition, **options),
+        )
+        for place, partition in enumerate(partitions)
+    }
+    return FakeGrid(nodes)
+
+
+def test_ids_of_the_sampler_follow_the_partitions_in_the_order_of_numbers():
+    adaptive = strategy()
+    one_round(adaptive, simulated([3, 0, 10, 2]), model(0.0))
+    assert adaptive.identities == ("partition-id:0", "partition-id:2", "partition-id:3", "partition-id:10")
+
+
+def test_another_simulation_of_the_same_clients_draws_the_same_ones():
+    """Node ids are random in each run, partitions are not."""
+    drawn = []
+    for first_node in (50, 9000):
+        partitions = list(range(20)) if first_node == 50 else list(range(20))[::-1]
+        grid, adaptive = simulated(partitions, first_node), strategy(cohort_size=5, seed=4)
+        for server_round in range(1, 6):
+            one_round(adaptive, grid, model(0.0), server_round)
+        trained = [message for message in grid.sent if message.metadata.message_type == "train"]
+        drawn.append([grid.nodes[message.metadata.dst_node_id][1].partition for message in trained])
+    assert sorted(drawn[0]) == sorted(drawn[1])
+
+
+def test_an_app_that_answers_no_queries_works_by_node_ids_and_is_asked_once(caplog):
+    grid = simulated([None] * 30)
+    adaptive = strategy()
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        for server_round in (1, 2):
+            assert one_round(adaptive, grid, model(0.0), server_round)[0] is not None
+    assert grid.queries == 1
+    assert adaptive.identities == tuple(f"node:{node_id}" for node_id in sorted(grid.get_node_ids()))
+    assert "answers no query with 'partition-id'" in caplog.text
+
+
+def test_a_size_reported_with_the_identity_counts_from_the_start():
+    class Reporting(FakeGrid):
+        def _reply(self, message):
+            reply = super()._reply(message)
+            if message.metadata.message_type == "query":
+                partition = reply.content["answer"]["partition-id"]
+                reply.content["answer"]["num-examples"] = [10, 30][partition]
+            return reply
+
+    nodes = {n: (info(n), Client(8.0 * p, [10, 30][p], partition=p)) for p, n in enumerate((5, 6))}
+    adaptive = strategy(cohort_size=1, sampler=None)
+    arrays, metrics = one_round(adaptive, Reporting(nodes), model(0.0))
+    (drawn,) = np.flatnonzero(adaptive._lottery._met)
+    assert metrics["sampling-total-weight"] == pytest.approx(2 * [0.25, 0.75][drawn])
+
+
+def restarted(grid, node_id, new_id, **changes):
+    """The SuperNode starts again, as a new node."""
+    old, client = grid.nodes.pop(node_id)
+    grid.nodes[new_id] = (NodeInfo(node_id=new_id, name=old.name, **changes), client)
+
+
+def test_a_client_that_returns_as_another_node_keeps_its_id_and_its_history():
+    nodes = {n: (info(n, name=f"c{n}"), Client(100.0 if n == 3 else 0.01)) for n in range(1, 21)}
+    grid, adaptive = FakeGrid(nodes), strategy(cohort_size=4)
+    for server_round in range(1, 41):
+        one_round(adaptive, grid, model(0.0), server_round)
+    place = adaptive.identities.index("name:c3")
+    learnt = adaptive.sampler.probabilities()[place]
+    assert learnt > 0.2
+    restarted(grid, 3, 777)
+    asked = len(grid.sent)
+    for server_round in range(41, 46):
+        one_round(adaptive, grid, model(0.0), server_round)
+    assert adaptive.identities.index("name:c3") == place
+    assert len(adaptive.identities) == adaptive.sampler.num_clients == 20
+    assert 777 in {message.metadata.dst_node_id for message in grid.sent[asked:]}
+    assert adaptive.sampler.probabilities()[place] > 0.2
+
+
+def test_a_keyless_restart_is_recognised_if_clients_are_asked():
+    """The dead node still counts as online for a while: the one that was activated later is the client."""
+    nodes = {
+        n: (info(n, public_key=PEM % n, last_activated_at="2026-01-01"), Client(partition=n))
+        for n in (1, 2, 3)
+    }
+    grid, adaptive = FakeGrid(nodes), strategy(cohort_size=3, identity=reported_identity)
+    one_round(adaptive, grid, model(0.0))
+    grid.nodes[99] = (info(99, public_key=PEM % 99, last_activated_at="2026-01-02"), Client(partition=2))
+    sent = len(grid.sent)
+    one_round(adaptive, grid, model(0.0), 2)
+    assert adaptive.identities == ("partition-id:1", "partition-id:2", "partition-id:3")
+    trained = [m.metadata.dst_node_id for m in grid.sent[sent:] if m.metadata.message_type == "train"]
+    assert sorted(trained) == [1, 3, 99]
+
+
+def test_clients_that_vanish_are_not_drawn_and_newcomers_join():
+    nodes = {n: (info(n, name=f"c{n}"), Client()) for n in range(1, 7)}
+    grid, adaptive = FakeGrid(nodes), strategy(cohort_size=4)
+    one_round(adaptive, grid, model(0.0))
+    gone = grid.nodes.pop(2)
+    grid.nodes[8] = (info(8, name="c8"), Client())
+    grid.nodes[9] = (info(9, name="c9"), Client())
+    sent = len(grid.sent)
+    for server_round in range(2, 30):
+        _, metrics = one_round(adaptive, grid, model(0.0), server_round)
+        assert metrics["sampling-available-clients"] == 7
+    trained = {message.metadata.dst_node_id for message in grid.sent[sent:]}
+    assert trained == {1, 3, 4, 5, 6, 8, 9}
+    assert adaptive.identities == (
+        "name:c1",
+        "name:c2",
+        "name:c3",
+        "name:c4",
+        "name:c5",
+        "name:c6",
+        "name:c8",
+        "name:c9",
+    )
+    grid.nodes[2] = gone
+    assert one_round(adaptive, grid, model(0.0), 30)[1]["sampling-available-clients"] == 8
+
+
+def test_any_function_can_say_who_a_node_is():
+    nodes = {n: (info(n, location=f"{n},{n}", name="same for all"), Client()) for n in (1, 2, 3)}
+    adaptive = strategy(identity=lambda node: f"place:{node.location}")
+    one_round(adaptive, FakeGrid(nodes), model(0.0))
+    assert adaptive.identities == ("place:1,1", "place:2,2", "place:3,3")
+
+
+def test_a_sampler_for_fewer_clients_grows():
+    sampler = UniformSampler(num_clients=2, cohort_size=2)
+    nodes = {n: (info(n, name=f"c{n}"), Client()) for n in range(1, 6)}
+    one_round(strategy(cohort_size=None, sampler=sampler), FakeGrid(nodes), model(0.0))
+    assert sampler.num_clients == 5
+
+
+def test_a_sampler_that_can_not_grow_says_so():
+    class Fixed(UniformSampler):
+        add_clients = None
+
+    nodes = {n: (info(n, name=f"c{n}"), Client()) for n in range(1, 6)}
+    adaptive = strategy(cohort_size=None, sampler=Fixed(num_clients=2, cohort_size=2))
+    with pytest.raises(ConfigurationError, match="got one for 2 and 3 more"):
+        one_round(adaptive, FakeGrid(nodes), model(0.0))
+
+
+def test_it_waits_until_enough_clients_are_online(monkeypatch):
+    grid = FakeGrid({1: (info(1, name="a"), Client())})
+    waits = []
+
+    def arrive(seconds):
+        waits.append(seconds)
+        grid.nodes[len(waits) + 1] = (info(len(waits) + 1, name=f"b{len(waits)}"), Client())
+
+    monkeypatch.setattr("time.sleep", arrive)
+    inner = FedAvg(fraction_evaluate=0.0, min_available_nodes=3)
+    one_round(AdaptiveSampling(inner, cohort_size=1), grid, model(0.0))
+    assert len(waits) == 2
+
+
+def test_a_client_that_can_not_be_reached_is_asked_again():
+    class Deaf(FakeGrid):
+        deaf = True
+
+        def _reply(self, message):
+            if message.metadata.message_type == "query" and self.deaf and message.metadata.dst_node_id == 51:
+                return None
+            return super()._reply(message)
+
+    adaptive, grid = strategy(), Deaf(simulated([0, 1, 2]).nodes)
+    one_round(adaptive, grid, model(0.0))
+    assert adaptive.identities == ("partition-id:0", "partition-id:2")
+    grid.deaf = False
+    one_round(adaptive, grid, model(0.0), 2)
+    assert adaptive.identities == ("partition-id:0", "partition-id:2", "partition-id:1")

@@ -1,0 +1,185 @@
+"""A state is plain data: written, and read elsewhere, the run goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sortition import OptimalSampler
+from sortition.core.designs import DESIGNS
+from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, same_state, train
+
+M, K = 7, 3
+WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.1, 0.05])
+
+State = dict[str, Any]
+
+
+def through_npz(state: State, folder: Path) -> State:
+    """To a file and back; numpy is told not to unpickle anything."""
+    path = folder / "state.npz"
+    np.savez(path, **state)
+    with np.load(path, allow_pickle=False) as stored:
+        return {name: stored[name][()] for name in stored.files}  # [()]: a number is a number again
+
+
+def through_json(state: State, folder: Path) -> State:
+    def encode(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return {"dtype": str(value.dtype), "shape": value.shape, "values": value.ravel().tolist()}
+        return value.item() if isinstance(value, np.generic) else value
+
+    def decode(value: Any) -> Any:
+        if isinstance(value, dict):
+            return np.array(value["values"], dtype=value["dtype"]).reshape(value["shape"])
+        return value
+
+    path = folder / "state.json"
+    path.write_text(json.dumps({name: encode(value) for name, value in state.items()}))
+    return {name: decode(value) for name, value in json.loads(path.read_text()).items()}
+
+
+def through_pickle(state: State, folder: Path) -> State:
+    return pickle.loads(pickle.dumps(state))
+
+
+ways = pytest.mark.parametrize("way", [through_npz, through_json, through_pickle])
+every_sampler = pytest.mark.parametrize("name", SAMPLERS)
+
+
+def build(name: str, seed: int = 5, **changes: Any) -> Any:
+    return SAMPLERS[name](num_clients=M, cohort_size=K, client_weights=WEIGHTS, seed=seed, **changes)
+
+
+@ways
+@every_sampler
+@pytest.mark.parametrize("design", DESIGNS)
+def test_a_stored_state_continues_to_the_bit(
+    name: str, design: str, way: Callable[[State, Path], State], tmp_path: Path
+) -> None:
+    """With two cohorts open when the state is taken; their feedback comes to the resumed sampler."""
+    unbroken = build(name, design=design)
+    train(unbroken, 5)
+    late, later = unbroken.draw(), unbroken.draw()
+    state = way(unbroken.state_dict(), tmp_path)
+    resumed = build(name, design=design, seed=99)
+    resumed.load_state_dict(state)
+    assert same_state(resumed.state_dict(), unbroken.state_dict())
+    for sampler in (unbroken, resumed):
+        sampler.observe(later, norms_for(later))
+        sampler.observe(late, norms_for(late))
+    assert np.array_equal(resumed.probabilities(), unbroken.probabilities())
+    for mine, theirs in zip(train(resumed, 6), train(unbroken, 6), strict=True):
+        assert same_cohort(mine, theirs)
+    assert np.array_equal(resumed.probabilities(), unbroken.probabilities())
+    assert same_state(resumed.state_dict(), unbroken.state_dict())
+
+
+@every_sampler
+def test_before_the_first_round(name: str, tmp_path: Path) -> None:
+    """The bound is not known yet, nothing is open: nan and empty arrays survive, too."""
+    fresh, resumed = build(name), build(name, seed=99)
+    resumed.load_state_dict(through_npz(fresh.state_dict(), tmp_path))
+    for mine, theirs in zip(train(resumed, 3), train(fresh, 3), strict=True):
+        assert same_cohort(mine, theirs)
+
+
+@every_sampler
+def test_a_state_may_be_the_stored_file_itself(name: str, tmp_path: Path) -> None:
+    """What np.load gives is a mapping in which a number is an array of no dimension: that will do."""
+    sampler, resumed = build(name), build(name, seed=99)
+    train(sampler, 3)
+    np.savez(tmp_path / "state.npz", **sampler.state_dict())
+    with np.load(tmp_path / "state.npz", allow_pickle=False) as stored:
+        resumed.load_state_dict(stored)
+    for mine, theirs in zip(train(resumed, 3), train(sampler, 3), strict=True):
+        assert same_cohort(mine, theirs)
+
+
+@every_sampler
+def test_a_state_is_a_copy(name: str) -> None:
+    """Going on does not change a state that was taken; changing a state does not change the sampler."""
+    sampler = build(name)
+    train(sampler, 3)
+    state = sampler.state_dict()
+    frozen = pickle.loads(pickle.dumps(state))
+    train(sampler, 5)
+    assert same_state(state, frozen)
+    sampler.load_state_dict(state)
+    for value in state.values():
+        if isinstance(value, np.ndarray) and value.size:
+            value[...] = 0
+    assert same_state(sampler.state_dict(), frozen)
+
+
+@every_sampler
+def test_a_state_holds_nothing_to_unpickle(name: str) -> None:
+    sampler = build(name)
+    train(sampler, 3)
+    for part, value in sampler.state_dict().items():
+        assert isinstance(value, (int, float, str, np.ndarray)), part
+        if isinstance(value, np.ndarray):
+            assert value.dtype.kind in "iuf", part
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_loading_goes_back(name: str) -> None:
+    """A sampler that went on can be set back; what it drew in between is not its own any more."""
+    sampler = build(name)
+    train(sampler, 3)
+    state, p = sampler.state_dict(), sampler.probabilities()
+    open_later = sampler.draw()
+    train(sampler, 4)
+    sampler.load_state_dict(state)
+    assert np.array_equal(sampler.probabilities(), p)
+    with pytest.raises(ValueError, match="cohort must be one that this sampler drew"):
+        sampler.observe(open_later, norms_for(open_later))
+    assert same_cohort(sampler.draw(), open_later)
+
+
+def test_the_seed_comes_from_the_state() -> None:
+    sampler, other = build("osmd", seed=1), build("osmd", seed=2)
+    other.load_state_dict(sampler.state_dict())
+    assert same_cohort(sampler.draw(), other.draw())
+    assert other.state_dict()["seed"] == 1
+
+
+def test_calibration_is_part_of_the_state(tmp_path: Path) -> None:
+    sampler, resumed = build("adaptive"), build("adaptive")
+    sampler.calibrate(np.arange(1.0, M + 1.0))
+    resumed.load_state_dict(through_npz(sampler.state_dict(), tmp_path))
+    assert resumed.feedback_bound == sampler.feedback_bound
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3, 6, 7, 8])
+def test_doubling_resumes_within_and_between_epochs(rounds: int, tmp_path: Path) -> None:
+    whole, resumed = build("doubling"), build("doubling")
+    train(whole, rounds)
+    resumed.load_state_dict(through_npz(whole.state_dict(), tmp_path))
+    assert len(resumed.expert_weights) == len(whole.expert_weights)
+    train(whole, 10)
+    train(resumed, 10)
+    assert same_state(whole.state_dict(), resumed.state_dict())
+
+
+def test_the_oracle_resumes_between_reveal_and_draw(tmp_path: Path) -> None:
+    sampler, resumed = (OptimalSampler(num_clients=M, cohort_size=K, seed=4) for _ in range(2))
+    sampler.reveal(np.arange(1.0, M + 1.0))
+    resumed.load_state_dict(through_npz(sampler.state_dict(), tmp_path))
+    assert same_cohort(sampler.draw(), resumed.draw())
+
+
+def test_a_state_of_the_oracle_with_a_part_missing() -> None:
+    sampler = OptimalSampler(num_clients=M, cohort_size=K)
+    sampler.reveal(np.ones(M))
+    state = sampler.state_dict()
+    for part in state:
+        with pytest.raises(ValueError, match="state must"):
+            sampler.load_state_dict({key: value for key, value in state.items() if key != part})
+        assert same_state(sampler.state_dict(), state)
