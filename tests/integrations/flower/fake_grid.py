@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import numpy as np
 from flwr.app import (
+    Array,
     ArrayRecord,
     ConfigRecord,
     Error,

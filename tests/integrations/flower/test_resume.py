@@ -35,7 +35,7 @@ def clients(lost_round=0):
         lost = lambda server_round: "times out" if server_round == lost_round else None  # noqa: E731
         return Client(target, size, train=train, fails=lost)
 
-    return [client(t, s) for t, s in zip(rng.normal(size=12), rng.integers(1, 50, size=12), strict=True)]
+    return [client(t, int(s)) for t, s in zip(rng.normal(size=12), rng.integers(1, 50, size=12), strict=True)]
 
 
 def run(strategy, num_rounds=ROUNDS, first_node=100, evaluated=None, lost_round=0):

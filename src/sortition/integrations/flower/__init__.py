@@ -1,0 +1,15 @@
+"""Adaptive client sampling in Flower federations, simulated or deployed.
+
+>>> from flwr.serverapp.strategy import FedAvg
+>>> from sortition.integrations.flower import AdaptiveSampling
+>>> strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=20)
+"""
+
+from sortition.integrations.flower.identities import (
+    IdentityFunction,
+    registered_identity,
+    reported_identity,
+)
+from sortition.integrations.flower.strategy import AdaptiveSampling
+
+__all__ = ["AdaptiveSampling", "IdentityFunction", "registered_identity", "reported_identity"]

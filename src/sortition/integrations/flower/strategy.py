@@ -1,0 +1,336 @@
+"""A Flower strategy that draws its clients adaptively, around another one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from sortition.core.errors import CohortError, FeedbackError, StateError
+from sortition.core.protocols import Sampler
+from sortition.core.state import scalar, text
+from sortition.core.types import FloatArray
+from sortition.integrations.flower.arrays import Model, to_plain, to_record
+from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
+from sortition.integrations.flower.inner import Inner
+from sortition.integrations.flower.lottery import Drawn, Lottery
+from sortition.integrations.flower.metrics import VarianceRatio, sampling_metrics
+from sortition.integrations.flower.refusals import refuse_private_wrapper
+
+log = logging.getLogger("flwr.sortition")
+
+KIND = "AdaptiveSampling"
+VERSION = 1
+MODEL = "model."
+LONGEST_QUERY = 60.0
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round whose messages are out."""
+
+    drawn: Drawn
+    messages: list[Message]
+    places: dict[int, int]
+    """Node id -> place in the cohort."""
+    model: Model
+
+
+class AdaptiveSampling(Strategy):
+    r"""Draws the clients of each round by a sampler that learns, and hands ``inner`` the unbiased result.
+
+    In each round the sampler draws a cohort from the clients online. Each drawn client gets the message that
+    ``inner`` has for it and returns a model :math:`w_m`; ``inner`` then sees a single reply,
+
+    .. math:: w' = w - \sum_m \lambda_m \, \mathrm{weight}_m \, (w - w_m),
+
+    whose step is an unbiased estimate of the one that all available clients together would make, and the
+    sampler learns from the norms :math:`\|w - w_m\|`. Clients need nothing: any ClientApp works unchanged.
+
+    Parameters
+    ----------
+    inner
+        FedAvg, FedAdam, FedAvgM, FedProx, FedYogi, FedAdagrad or a subclass, with ``fraction_train=1.0``.
+        How it evaluates is left to it.
+    cohort_size
+        K, the draws of a round, for a sampler of the default kind; or
+    sampler
+        any sampler, built without ``client_weights``. Clients get its ids in the order of their identities,
+        newcomers later ones.
+    num_examples
+        Data sizes by identity, where they are known beforehand; they come first. The others' are learnt
+        from their replies (``weighted_by_key`` of ``inner``), see :class:`DataSizes`.
+    identity
+        Who a node is: by registration unless you say otherwise, see :mod:`.identities`.
+    reported_key
+        What a client that has to be asked reports as its identity, in answer to a query.
+    seed
+        Of the default sampler.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        *,
+        cohort_size: int | None = None,
+        sampler: Sampler | None = None,
+        num_examples: Mapping[str, float] | None = None,
+        identity: IdentityFunction = registered_identity,
+        reported_key: str = "partition-id",
+        seed: int = 0,
+    ) -> None:
+        self._inner = Inner(inner)
+        self._lottery = Lottery(sampler, cohort_size, num_examples, seed)
+        self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
+        self._ratio = VarianceRatio()
+        self._query_timeout = LONGEST_QUERY
+        self._round: _Round | None = None
+        self._arrays: ArrayRecord | None = None
+        self._done = 0  # the last round that is complete
+        self._resume_at = 0
+        self._offset = 0
+
+    @property
+    def inner(self) -> Strategy:
+        """The strategy inside."""
+        return self._inner.strategy
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """The sampler; None until the first round tells how many clients there are."""
+        return self._lottery.sampler
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """Every client ever seen; the place of an identity is its id in the sampler."""
+        return self._lottery.identities
+
+    def summary(self) -> None:
+        """Log the settings."""
+        refuse_private_wrapper()
+        sampler = self._lottery.sampler
+        log.info("\t├──> Sampling adaptively: %s", type(sampler).__name__ if sampler else "default sampler")
+        self._inner.strategy.summary()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run all rounds, as any strategy does.
+
+        After ``load_state_dict`` the run goes on where it stopped: ``num_rounds`` counts from the very
+        beginning, ``initial_arrays`` give way to the saved ones, and all rounds keep their true numbers.
+        """
+        self._query_timeout = min(timeout, LONGEST_QUERY)
+        offset, self._resume_at = self._resume_at, 0
+        arrays = self._arrays if offset and self._arrays is not None else initial_arrays
+        if offset:
+            log.info("Resuming after round %d of %d", offset, num_rounds)
+        self._offset = offset
+
+        def evaluate(server_round: int, evaluated: ArrayRecord) -> MetricRecord | None:
+            return evaluate_fn(server_round + offset, evaluated) if evaluate_fn else None
+
+        try:
+            result = super().start(
+                grid,
+                arrays,
+                max(num_rounds - offset, 0),
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate if evaluate_fn else None,
+            )
+        finally:
+            self._offset = 0
+        if not result.arrays:  # no round, or none with a reply
+            result.arrays = arrays
+        for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(result, name, {key + offset: value for key, value in getattr(result, name).items()})
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the cohort and take the messages of ``inner`` to it."""
+        refuse_private_wrapper()
+        online = self._wait_for_clients(grid)
+        drawn = self._lottery.draw(online, self._identities.reported_sizes)
+        nodes = [online[name] for name in drawn.names]
+        messages = self._inner.configure(server_round + self._offset, arrays, config, grid, nodes)
+        places = {node: place for place, node in enumerate(nodes)}
+        astray = [message.metadata.dst_node_id for message in messages]
+        astray = [node for node in astray if node not in places]
+        if astray:
+            raise CohortError(
+                f"inner must send messages to the nodes it is offered only, got node {astray[0]}"
+            )
+        self._round = _Round(drawn, messages, places, Model(arrays))
+        self._arrays = arrays
+        log.info("configure_train: drew %d clients (out of %d)", len(nodes), len(online))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Weigh the replies, let the sampler learn, and let ``inner`` take its step."""
+        if self._round is None:
+            raise CohortError("configure_train must come before aggregate_train, but no round is open")
+        current, self._round = self._round, None
+        drawn, cohort = current.drawn, current.drawn.cohort
+        norms, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
+        contents: dict[int, RecordDict] = {}
+        for place, content in sorted(self._by_place(current, replies).items()):
+            size = self._size(drawn, place, content)
+            arrays = _only(content.array_records, "ArrayRecord", drawn.names[place])
+            norm = current.model.add(drawn.names[place], arrays, size * cohort.weights[place])
+            if np.isnan(norm):
+                log.warning("\t> The update of %s is not finite: no reply", drawn.names[place])
+                continue
+            norms[place], sizes[place], contents[place] = norm, size, content
+        settled = self._lottery.settle(drawn, norms, sizes)
+        places = np.searchsorted(drawn.available, settled.replied.clients)
+        feedback = (settled.shares * settled.norms) ** 2
+        self._ratio.update(settled.replied, drawn.probabilities[places], feedback, len(drawn.available))
+        metrics = sampling_metrics(
+            drawn=cohort,
+            replied=settled.replied,
+            probabilities=drawn.probabilities,
+            shares=settled.shares,
+            ratio=self._ratio,
+            met=self._lottery.met,
+            num_clients=len(self._lottery.identities),
+        )
+        true_round = server_round + self._offset
+        self._done = true_round
+        log.info("aggregate_train: %d replies, %d failures", len(contents), len(cohort) - len(contents))
+        if not contents:
+            log.warning("No reply in round %d: model and sampler stay as they are", true_round)
+            return None, metrics
+        moved = current.model.moved(settled.scale)
+        reported = self._metrics(contents, sizes, cohort.weights)
+        stepped, aggregated = self._inner.aggregate(true_round, moved, reported)
+        if stepped is not None:
+            self._arrays = stepped = current.model.retyped(stepped, moved)
+        return stepped, MetricRecord({**(aggregated or {}), **metrics})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As ``inner`` does it."""
+        return self._inner.strategy.configure_evaluate(server_round + self._offset, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As ``inner`` does it."""
+        return self._inner.strategy.aggregate_evaluate(server_round + self._offset, replies)
+
+    # State -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a continued run needs after a complete round: plain arrays, numbers and strings."""
+        model = {} if self._arrays is None else to_plain(self._arrays)
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "rounds": self._done,
+            "model_keys": np.array(list(model), dtype=np.str_),
+            **{f"{MODEL}{place}": array for place, array in enumerate(model.values())},
+            **self._inner.state(),
+            **self._ratio.state(),
+            **self._lottery.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state: ``start`` then goes on after the last complete round."""
+        kind, version = text(state, "kind"), state.get("version")
+        if kind != KIND or version != VERSION:
+            raise StateError(f"state must be of kind {KIND}, version {VERSION}, got {kind!r}, {version!r}")
+        rounds = int(scalar(state, "rounds"))
+        keys = np.asarray(state.get("model_keys")).tolist()
+        try:
+            model = {str(key): state[f"{MODEL}{place}"] for place, key in enumerate(keys)}
+        except (KeyError, TypeError) as error:
+            raise StateError(f"state must hold the arrays of the model, got {error!r}") from None
+        self._lottery.restore(state)
+        self._inner.restore(state)
+        self._ratio.restore(state)
+        self._arrays = to_record(model)
+        self._done = self._resume_at = rounds
+        self._round = None
+
+    # Details -----------------------------------------------------------------------------------------
+
+    def _wait_for_clients(self, grid: Grid) -> dict[str, int]:
+        least = max(1, self._inner.strategy.min_available_nodes)
+        while len(online := self._identities.online(grid, self._query_timeout)) < least:
+            log.info("Waiting for clients: %d online, at least %d needed.", len(online), least)
+            time.sleep(1)
+        return online
+
+    def _by_place(self, current: _Round, replies: Iterable[Message]) -> dict[int, RecordDict]:
+        """The content of each reply, by who was asked: an error need not come from the node it is about."""
+        asked = {
+            message.metadata.message_id: current.places[message.metadata.dst_node_id]
+            for message in current.messages
+        }
+        contents: dict[int, RecordDict] = {}
+        for reply in replies:
+            place = asked.get(reply.metadata.reply_to_message_id)
+            if place is None:
+                log.warning("\t> A reply to no message of this round: ignored")
+            elif reply.has_error():
+                log.info("\t> No reply from %s: %s", current.drawn.names[place], reply.error.reason)
+            else:
+                contents[place] = reply.content
+        return contents
+
+    def _size(self, drawn: Drawn, place: int, content: RecordDict) -> float:
+        given = self._lottery.given_size(drawn, place)
+        if given is not None:
+            return given
+        key, name = self._inner.strategy.weighted_by_key, drawn.names[place]
+        value = _only(content.metric_records, "MetricRecord", name).get(key)
+        if not isinstance(value, (int, float)) or not np.isfinite(value) or value < 0:
+            raise FeedbackError(
+                f"the reply of {name} must report its number of examples as {key!r}, or num_examples must "
+                f"give it, got {value!r}"
+            )
+        return float(value)
+
+    def _metrics(
+        self, contents: Mapping[int, RecordDict], sizes: FloatArray, weights: FloatArray
+    ) -> MetricRecord:
+        """The clients' own metrics as ``inner`` aggregates them, each weighted by its size and its draw."""
+        if not any(content.metric_records for content in contents.values()):
+            return MetricRecord()
+        key, records = self._inner.strategy.weighted_by_key, []
+        for place, content in contents.items():
+            if not content.metric_records:
+                continue
+            metrics = {
+                name: MetricRecord({**record, key: float(sizes[place] * weights[place])})
+                for name, record in content.metric_records.items()
+            }
+            records.append(RecordDict({**content.array_records, **content.config_records, **metrics}))
+        if not any(sizes[place] * weights[place] for place in contents):
+            return MetricRecord()  # nobody has any data: there is no weighted mean
+        return self._inner.strategy.train_metrics_aggr_fn(records, key)
+
+
+def _only(records: Mapping[str, Any], kind: str, name: str) -> Any:
+    if len(records) != 1:
+        raise FeedbackError(f"the reply of {name} must hold exactly one {kind}, got {len(records)}")
+    return next(iter(records.values()))
