@@ -12,7 +12,9 @@ from sortition import (
     AvareSampler,
     DoublingOSMDSampler,
     FixedSampler,
+    KVibSampler,
     MABSSampler,
+    OptimalClientSampler,
     OptimalSampler,
     OSMDSampler,
     ProportionalSampler,
@@ -60,6 +62,18 @@ def test_promises(name: str, design: str, weights: np.ndarray | None) -> None:
 def test_promises_of_the_oracle(design: str) -> None:
     check_sampler(
         lambda seed: OptimalSampler(num_clients=M, cohort_size=K, design=design, seed=seed),
+        before_draw=lambda sampler: sampler.reveal(1.0 + np.arange(M)),
+    )
+
+
+@pytest.mark.parametrize("weights", [None, SKEWED[::-1]], ids=["alike", "skewed"])
+def test_promises_of_those_of_independent_draws_alone(weights: np.ndarray | None) -> None:
+    common = {"num_clients": M, "cohort_size": K, "client_weights": weights}
+    check_sampler(
+        lambda seed: KVibSampler(num_rounds=50, exploration=0.4, seed=seed, **common), floor=0.4 / M
+    )
+    check_sampler(
+        lambda seed: OptimalClientSampler(seed=seed, **common),
         before_draw=lambda sampler: sampler.reveal(1.0 + np.arange(M)),
     )
 

@@ -1,6 +1,6 @@
 """All commands: importing one registers it."""
 
-from sortition.cli import bench, compare
+from sortition.cli import arena, bench, compare
 from sortition.cli.app import app
 
-__all__ = ["app", "bench", "compare"]
+__all__ = ["app", "arena", "bench", "compare"]

@@ -15,11 +15,12 @@ from sortition.cli.options import known_design, known_samplers, number, whole_nu
 from sortition.cli.progress import RoundsProgress
 from sortition.core.designs import DESIGNS, Design
 from sortition.experiments import BASELINE, CONTESTANTS, Comparison, compare
+from sortition.experiments.contestants import INDEPENDENT_ONLY
 from sortition.problems import STEP_SIZE, DigitsFederation
 from sortition.reports.export import comparison_json
 from sortition.reports.table import HOW_TO_READ, comparison_table
 
-DEFAULT_SAMPLERS = ",".join(name for name in CONTESTANTS if name != "doubling-osmd")
+DEFAULT_SAMPLERS = ",".join(name for name in CONTESTANTS if name not in {"doubling-osmd", *INDEPENDENT_ONLY})
 
 
 @app.command("compare")
@@ -41,7 +42,7 @@ def compare_command(
         typer.Option(
             callback=known_samplers,
             metavar="A,B,...",
-            show_default="all but doubling-osmd",
+            show_default="all but doubling-osmd and those of independent draws alone",
             help=f"Out of {', '.join(CONTESTANTS)}.",
         ),
     ] = DEFAULT_SAMPLERS,

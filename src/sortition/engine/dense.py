@@ -23,6 +23,7 @@ class Dense:
 
     def set(self, masses: FloatArray) -> None:
         """Take these masses, one for each id, of any sum above 0; who left must have 0."""
+        self.masses = masses
         self._probabilities = masses / masses.sum()
         self._cumulative: FloatArray | None = None
 

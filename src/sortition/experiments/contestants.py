@@ -16,8 +16,11 @@ from sortition.core.types import FloatArray
 from sortition.samplers.adaptive import AdaptiveOSMDSampler
 from sortition.samplers.avare import AvareSampler
 from sortition.samplers.doubling import DoublingOSMDSampler
+from sortition.samplers.empirical_bayes import EmpiricalBayesSampler
 from sortition.samplers.fixed import ProportionalSampler
+from sortition.samplers.kvib import KVibSampler
 from sortition.samplers.mabs import MABSSampler
+from sortition.samplers.ocs import OptimalClientSampler
 from sortition.samplers.optimal import OptimalSampler
 from sortition.samplers.uniform import UniformSampler
 from sortition.samplers.vrb import VRBSampler
@@ -98,6 +101,23 @@ def avare(trial: Trial) -> Sampler:
     return AvareSampler(**trial.common())
 
 
+def empirical_bayes(trial: Trial) -> Sampler:
+    """The library's default: no horizon, no bound, no pre-training."""
+    return EmpiricalBayesSampler(**trial.common())
+
+
+def k_vib(trial: Trial) -> Sampler:
+    """Zeng et al.: independent draws, whatever the trial's design."""
+    common: dict[str, Any] = {**trial.common(), "design": "independent"}
+    return KVibSampler(**common, num_rounds=trial.num_rounds, feedback_bound=trial.feedback_bound)
+
+
+def optimal_client_sampling(trial: Trial) -> Sampler:
+    """Chen, Horvath and Richtarik: the oracle of independent draws, whatever the trial's design."""
+    common: dict[str, Any] = {**trial.common(), "design": "independent"}
+    return OptimalClientSampler(**common)
+
+
 def optimal(trial: Trial) -> Sampler:
     """The oracle: it is shown every client's norm before each draw, which no real server is."""
     return OptimalSampler(**trial.common())
@@ -112,9 +132,15 @@ CONTESTANTS: dict[str, Contestant] = {
     "mabs": mabs,
     "vrb": vrb,
     "avare": avare,
+    "k-vib": k_vib,
+    "empirical-bayes": empirical_bayes,
+    "optimal-client-sampling": optimal_client_sampling,
     "optimal": optimal,
 }
-"""All of them, in the order in which a table shows them; the oracle comes last."""
+"""All of them, in the order in which a table shows them; the oracles come last."""
 
-ORACLES = frozenset({"optimal"})
+ORACLES = frozenset({"optimal-client-sampling", "optimal"})
 """Those that are shown what no real server sees: they set the scale, and win nothing."""
+
+INDEPENDENT_ONLY = frozenset({"k-vib", "optimal-client-sampling"})
+"""Those that are defined for independent draws alone."""

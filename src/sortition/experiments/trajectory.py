@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sortition.algorithms.protocol import Algorithm
+from sortition.core.designs import inclusion_probabilities
 from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray
 from sortition.core.variance import optimal_probabilities, variance_loss
@@ -43,13 +44,27 @@ def run(
         all_norms = problem.all_norms(model, round_index)
         if isinstance(sampler, OptimalSampler):
             sampler.reveal(all_norms)
-        ratios[round_index] = variance_ratio(sampler.probabilities(), problem.client_weights, all_norms)
+        ratios[round_index] = variance_ratio(shares(sampler), problem.client_weights, all_norms)
         cohort = sampler.draw()
         model, norms = algorithm(model, cohort, problem, round_index)
         sampler.observe(cohort, norms)
         losses[round_index] = problem.loss(model)
         on_round()
     return Trajectory(losses, ratios)
+
+
+def shares(sampler: Sampler) -> FloatArray:
+    r"""The distribution that the sampler is measured by.
+
+    That of its draws; for independent draws :math:`\pi / \sum \pi`, the normalised inclusion probabilities.
+    Their variance is another one, :math:`\sum_m a_m (1/\pi_m - 1)`; l_t of these shares is what can be
+    compared with the others.
+    """
+    probabilities = sampler.probabilities()
+    if getattr(sampler, "design", None) != "independent":
+        return probabilities
+    inclusion = inclusion_probabilities(probabilities, sampler.cohort_size)
+    return np.asarray(inclusion / inclusion.sum())
 
 
 def variance_ratio(probabilities: FloatArray, client_weights: FloatArray, norms: FloatArray) -> float:

@@ -14,8 +14,7 @@ from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray
 from sortition.core.validation import norms_of
 from sortition.core.variance import log_feedback
-from sortition.engine.prior import Prior
-from sortition.engine.roster import Roster
+from sortition.engine.dense import Dense
 from sortition.samplers.base import BaseSampler, Common
 
 
@@ -33,7 +32,7 @@ class OptimalSampler(BaseSampler):
 
     def __init__(self, **common: Unpack[Common]) -> None:
         super().__init__(**common)
-        self._distribution = Prior(self._roster)
+        self._distribution = self._dense = Dense(self._roster)
         self._revealed_for = -1
 
     def reveal(self, norms: ArrayLike) -> None:
@@ -48,7 +47,7 @@ class OptimalSampler(BaseSampler):
         roots[here] = 0.5 * log_feedback(self._weights_of(everybody[here]), values[here])
         top = roots.max()
         scaled = np.exp(roots - top) if np.isfinite(top) else here.astype(float)
-        self._distribution = Prior(Roster(len(scaled), scaled))
+        self._dense.set(scaled)
         self._revealed_for = self._round_index
 
     def draw(self, available: ArrayLike | None = None) -> Cohort:
@@ -66,9 +65,9 @@ class OptimalSampler(BaseSampler):
         self._revealed_for = -1
 
     def _state(self) -> dict[str, Any]:
-        return {"optimal": self._distribution.everybody(), "revealed_for": self._revealed_for}
+        return {"optimal": self._dense.masses, "revealed_for": self._revealed_for}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        optimal = array(state, "optimal", np.float64, (None,))
+        optimal = array(state, "optimal", np.float64, (self._roster.ids,))
         self._revealed_for = int(scalar(state, "revealed_for"))
-        self._distribution = Prior(Roster(len(optimal), optimal))
+        self._dense.set(optimal)

@@ -10,7 +10,7 @@ import numpy as np
 from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray
 from sortition.experiments.arena.trace import Trace
-from sortition.experiments.trajectory import variance_ratio
+from sortition.experiments.trajectory import shares, variance_ratio
 from sortition.samplers.optimal import OptimalSampler
 
 EARLY_SHARE = 0.1
@@ -39,7 +39,7 @@ def replay(sampler: Sampler, trace: Trace, on_round: Callable[[], None] = lambda
         if isinstance(sampler, OptimalSampler):
             sampler.reveal(norms)
         if round_index % trace.measured_every == 0:
-            ratios.append(variance_ratio(sampler.probabilities(), trace.client_weights, norms))
+            ratios.append(variance_ratio(shares(sampler), trace.client_weights, norms))
         cohort = sampler.draw()
         sampler.observe(cohort, norms[cohort.clients])
         on_round()

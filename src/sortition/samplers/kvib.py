@@ -1,0 +1,102 @@
+"""K-Vib: the regularised-leader sampler of Zeng et al. for independent draws."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+
+from sortition.core.cohort import Cohort
+from sortition.core.designs import inclusion_probabilities
+from sortition.core.errors import ConfigurationError
+from sortition.core.state import array
+from sortition.core.types import FloatArray
+from sortition.core.validation import fraction, whole_number
+from sortition.engine.dense import Dense
+from sortition.samplers.base import Common, Config
+from sortition.samplers.bounded import Bounded, BoundedSampler
+
+
+def require_independent(sampler: str, common: Common) -> None:
+    """Set the design of a sampler that has no other; say so where another one was asked for."""
+    design = common.setdefault("design", "independent")
+    if design != "independent":
+        raise ConfigurationError(
+            f"design must be 'independent' for {sampler}, which is defined for independent draws alone, "
+            f"got {design!r}"
+        )
+
+
+class KVibSampler(BoundedSampler):
+    r"""Follows the regularised leader on the cumulated feedback, for clients drawn independently.
+
+    With :math:`\theta` = ``exploration`` and G = ``feedback_bound``,
+
+    .. math:: u_m = \sqrt{\omega_m + \tfrac{G M}{\theta K}}, \qquad
+              p_m = \min(1, c\,u_m) \text{ with } \textstyle\sum_m p_m = K, \qquad
+              \tilde p_m = (1-\theta)\,p_m + \theta\,\tfrac KM, \qquad
+              \omega_m \mathrel{+}= a_m / \tilde p_m
+
+    where :math:`\tilde p_m` is the probability that client m is in the cohort and :math:`1/\tilde p_m` its
+    weight; by default :math:`\theta = \min(1, (M/(TK))^{1/3})`. ``probabilities()`` is :math:`\tilde p / K`: as no
+    :math:`\tilde p_m` exceeds one, the design's :math:`\min(1, c\,\tilde p_m / K)` gives back just :math:`\tilde p_m`.
+
+    It is here to be compared with: a round costs O(M log M).
+
+    >>> sampler = KVibSampler(num_clients=4, cohort_size=2, num_rounds=4, feedback_bound=1.0)
+    >>> sampler.probabilities()
+    array([0.25, 0.25, 0.25, 0.25])
+    >>> cohort = sampler.draw()
+    >>> sampler.observe(cohort, np.full(len(cohort), 9.0))
+    >>> bool(np.all(sampler.probabilities(cohort.clients) >= 0.25))
+    True
+    """
+
+    def __init__(
+        self, *, num_rounds: int, exploration: float | None = None, **bounded: Unpack[Bounded]
+    ) -> None:
+        require_independent("KVibSampler", bounded)
+        super().__init__(**bounded)
+        self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
+        if exploration is None:
+            exploration = min(1.0, (self._founders / (self._num_rounds * self._cohort_size)) ** (1.0 / 3.0))
+        self._exploration = fraction("exploration", exploration)
+        self._distribution = self._dense = Dense(self._roster)
+        self._log_omega = np.full(self._founders, -np.inf)
+
+    def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        gains = log_feedback + np.log(cohort.weights)  # a weight is 1 / p~
+        self._log_omega[cohort.clients] = np.logaddexp(self._log_omega[cohort.clients], gains)
+        self._settle()
+
+    def _settle(self) -> None:
+        prior = self._roster.masses(None) / self._roster.total  # 1/M, unless newcomers have other masses
+        log_g = self._log_bound + math.log(self.num_clients / (self._exploration * self._cohort_size))
+        logs = 0.5 * np.logaddexp(self._log_omega, log_g)
+        u = prior * np.exp(logs - logs[prior > 0.0].max())
+        p = inclusion_probabilities(u / u.sum(), self._cohort_size)
+        self._dense.set((1.0 - self._exploration) * p / p.sum() + self._exploration * prior)
+
+    def _membership_changed(self, weight_factor: float) -> None:
+        super()._membership_changed(weight_factor)
+        newcomers = self._roster.ids - len(self._log_omega)
+        self._log_omega = np.concatenate((self._log_omega, np.full(newcomers, -np.inf)))
+        self._log_omega += 2.0 * math.log(weight_factor)  # the feedback goes with lambda squared
+        if self._learnt_rounds:
+            self._settle()
+
+    def _config(self) -> Config:
+        return {"num_rounds": self._num_rounds, "exploration": self._exploration, **super()._config()}
+
+    def _state(self) -> dict[str, Any]:
+        return {**super()._state(), "log_omega": self._log_omega.copy()}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        log_omega = array(state, "log_omega", np.float64, (self._roster.ids,))
+        super()._restore(state)
+        self._log_omega = log_omega
+        self._dense.set(self._roster.masses(None))
+        if self._learnt_rounds:
+            self._settle()
