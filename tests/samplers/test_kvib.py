@@ -15,7 +15,7 @@ M, K = 6, 2
 
 
 def capped(u: np.ndarray, size: int) -> np.ndarray:
-    """The p with sum K, at most one, proportional to u below one: one client after another is made certain."""
+    """The p with sum K, at most one, proportional to u below one: make certain who is above, and repeat."""
     p, free = np.ones(len(u)), np.ones(len(u), dtype=bool)
     while True:
         p[free] = (size - np.count_nonzero(~free)) * u[free] / u[free].sum()
@@ -135,7 +135,8 @@ class TestOptimalClientSampling:
 
 @pytest.mark.parametrize("design", ["with_replacement", "without_replacement"])
 @pytest.mark.parametrize(
-    "make", [lambda **common: KVibSampler(num_rounds=5, **common), lambda **common: OptimalClientSampler(**common)]
+    "make",
+    [lambda **common: KVibSampler(num_rounds=5, **common), lambda **common: OptimalClientSampler(**common)],
 )
 def test_another_design_is_refused(make, design):
     with pytest.raises(ConfigurationError, match=f"design must be 'independent' .* got '{design}'"):

@@ -12,7 +12,6 @@ from sortition.cli.app import app
 from sortition.cli.options import whole_number
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.arena import (
-    ENVIRONMENTS,
     SPLITS,
     Arena,
     Split,
@@ -140,7 +139,9 @@ def _draw(arena: Arena, measure: str, path: Path) -> None:
     try:
         import vl_convert
     except ModuleNotFoundError:
-        typer.echo("sortition: no heat map without vl-convert; run: pip install 'sortition[reports]'", err=True)
+        typer.echo(
+            "sortition: no heat map without vl-convert; run: pip install 'sortition[reports]'", err=True
+        )
         return
     specification = heat_map(arena, measure)
     path.with_suffix(".svg").write_text(vl_convert.vegalite_to_svg(specification), encoding="utf-8")

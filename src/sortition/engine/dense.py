@@ -41,7 +41,7 @@ class Dense:
 
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""
-        return self._probabilities.copy()
+        return np.array(self._probabilities)
 
     def heavy(self, threshold: float) -> IntArray:
         """All clients with at least ``threshold``."""

@@ -86,8 +86,10 @@ def arena_table(arena: Arena, measure: str = "ratio") -> Table:
 
 
 def closed_loop_table(arena: Arena) -> Table:
-    """Rounds to what uniform sampling reaches and to what optimal sampling reaches, over theirs; final loss."""
-    table = _table(arena, "rounds to uniform's loss, over uniform's | to the optimum's, over its | final loss")
+    """Rounds to what uniform and to what optimal sampling reach, over theirs, and the final loss."""
+    table = _table(
+        arena, "rounds to uniform's loss, over uniform's | to the optimum's, over its | final loss"
+    )
     scores = iter(arena.scores)
     for environment in arena.environments:
         cells = []
@@ -153,7 +155,12 @@ def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
                     "color": {
                         "field": "value",
                         "type": "quantitative",
-                        "scale": {"type": "log", "scheme": "yelloworangered", "domain": [1, 20], "clamp": True},
+                        "scale": {
+                            "type": "log",
+                            "scheme": "yelloworangered",
+                            "domain": [1, 20],
+                            "clamp": True,
+                        },
                         "legend": None,
                     }
                 },

@@ -40,8 +40,9 @@ class KVibSampler(BoundedSampler):
               \omega_m \mathrel{+}= a_m / \tilde p_m
 
     where :math:`\tilde p_m` is the probability that client m is in the cohort and :math:`1/\tilde p_m` its
-    weight; by default :math:`\theta = \min(1, (M/(TK))^{1/3})`. ``probabilities()`` is :math:`\tilde p / K`: as no
-    :math:`\tilde p_m` exceeds one, the design's :math:`\min(1, c\,\tilde p_m / K)` gives back just :math:`\tilde p_m`.
+    weight; by default :math:`\theta = \min(1, (M/(TK))^{1/3})`. ``probabilities()`` is :math:`\tilde p / K`:
+    as no :math:`\tilde p_m` exceeds one, the design's :math:`\min(1, c\,\tilde p_m / K)` gives back just
+    :math:`\tilde p_m`.
 
     It is here to be compared with: a round costs O(M log M).
 

@@ -12,8 +12,8 @@ from sortition.samplers.optimal import OptimalSampler
 class OptimalClientSampler(OptimalSampler):
     r"""Takes each client independently, with the inclusion probabilities of least variance.
 
-    All norms are known (``reveal`` them before each draw). With :math:`u = \sqrt a` ascending and l the largest
-    number with :math:`0 < K + l - M \le \sum_{j \le l} u_{(j)} / u_{(l)}`,
+    All norms are known (``reveal`` them before each draw). With :math:`u = \sqrt a` ascending and l the
+    largest number with :math:`0 < K + l - M \le \sum_{j \le l} u_{(j)} / u_{(l)}`,
 
     .. math:: \pi_m = \frac{(K + l - M)\,u_m}{\sum_{j \le l} u_{(j)}} \text{ for the smallest } l, \qquad
               \pi_m = 1 \text{ for the rest}

@@ -162,11 +162,12 @@ ALL: tuple[Environment, ...] = (
         Synthetic(spread=0.3, sizes=synthetic.pareto, shape=synthetic.AgainstSizes(1.0)),
     ),
     Environment(
-        "zipf-iid", "report", "Zipf sizes, i.i.d. data", Synthetic(spread=0.0, noise=0.3, sizes=synthetic.zipf)
+        "zipf-iid",
+        "report",
+        "Zipf sizes, i.i.d. data",
+        Synthetic(spread=0.0, noise=0.3, sizes=synthetic.zipf),
     ),
-    Environment(
-        "zipf-mixed", "tune", "Zipf sizes, norms unrelated to them", Synthetic(sizes=synthetic.zipf)
-    ),
+    Environment("zipf-mixed", "tune", "Zipf sizes, norms unrelated to them", Synthetic(sizes=synthetic.zipf)),
     Environment(
         "clients-20000",
         "report",
@@ -181,7 +182,10 @@ ALL: tuple[Environment, ...] = (
     ),
     Environment("clients-50", "tune", "50 clients, 10 drawn", Synthetic(50, 10, num_rounds=300)),
     Environment(
-        "clients-20", "report", "20 clients, 10 drawn, Pareto sizes", Synthetic(20, 10, num_rounds=200, sizes=synthetic.pareto)
+        "clients-20",
+        "report",
+        "20 clients, 10 drawn, Pareto sizes",
+        Synthetic(20, 10, num_rounds=200, sizes=synthetic.pareto),
     ),
     Environment(
         "decay", "tune", "all norms fall together, to a thousandth", Synthetic(shape=synthetic.Decay(1e-3))
@@ -208,7 +212,10 @@ ALL: tuple[Environment, ...] = (
         Synthetic(spread=1.0, shape=synthetic.Newcomers(0.2, 1 / 3, 5.0)),
     ),
     Environment(
-        "zeros", "tune", "each client has nothing to send in 30% of the rounds", Synthetic(shape=synthetic.Zeros(0.3))
+        "zeros",
+        "tune",
+        "each client has nothing to send in 30% of the rounds",
+        Synthetic(shape=synthetic.Zeros(0.3)),
     ),
     Environment(
         "two-clusters",

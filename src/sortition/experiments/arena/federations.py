@@ -1,4 +1,4 @@
-r"""Federations of the arena beyond those of ``problems``: label-skewed softmax regression, and local steps."""
+"""Federations beyond those of ``problems``: label-skewed softmax regression, and local steps."""
 
 from __future__ import annotations
 
@@ -114,15 +114,13 @@ class SoftmaxFederation:
 
     Client m has :math:`n_m = \lfloor 10\,(1 + \mathrm{Pareto}(\mathrm{tail})) \rfloor` samples, at most 2000,
     :math:`\lambda_m = n_m / n`, and labels from a Dirichlet distribution of its own with all parameters
-    ``concentration``. A sample of class c is :math:`N(\mu_c, I)` in 20 dimensions, :math:`\mu_c \sim N(0, I/4)`.
-    The update is the mean gradient of a mini-batch of 10, drawn i.i.d.
+    ``concentration``. A sample of class c is :math:`N(\mu_c, I)` in 20 dimensions, with
+    :math:`\mu_c \sim N(0, I/4)`. The update is the mean gradient of a mini-batch of 10, drawn i.i.d.
     """
 
     classes, dimension, batch_size = 10, 20, 10
 
-    def __init__(
-        self, *, concentration: float, tail: float, num_clients: int = 100, seed: int = 0
-    ) -> None:
+    def __init__(self, *, concentration: float, tail: float, num_clients: int = 100, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         self.num_clients = num_clients
         self.client_sizes: IntArray = np.minimum(10 * (1.0 + rng.pareto(tail, num_clients)), 2000).astype(int)
@@ -165,7 +163,9 @@ class SoftmaxFederation:
         return float(np.mean(log_sums - logits[np.arange(len(logits)), self.labels]))
 
     def _gradients(self, models: FloatArray, clients: IntArray, uniforms: FloatArray) -> FloatArray:
-        rows = self._first_rows[clients, None] + batch_rows(uniforms[clients], self.client_sizes[clients], False)
+        rows = self._first_rows[clients, None] + batch_rows(
+            uniforms[clients], self.client_sizes[clients], False
+        )
         x = self._features[rows]
         logits = x @ models.reshape(len(clients), self.dimension, self.classes)
         logits -= logits.max(axis=2, keepdims=True)

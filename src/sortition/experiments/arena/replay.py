@@ -19,7 +19,7 @@ SEGMENTS = 20
 
 @dataclass(frozen=True)
 class Variance:
-    r"""Sampling variance of one run: means over its rounds of :math:`l_t(p^t) / l_t(p^\star)`; 1 is perfect."""
+    r"""Sampling variance of one run: means over rounds of :math:`l_t(p^t) / l_t(p^\star)`; 1 is perfect."""
 
     mean: float
     """Over all rounds."""
@@ -30,7 +30,7 @@ class Variance:
 
 
 def replay(sampler: Sampler, trace: Trace, on_round: Callable[[], None] = lambda: None) -> FloatArray:
-    r"""The variance ratios :math:`l_t(p^t) / l_t(p^\star)` of a sampler on a trace, one for each measured round.
+    r"""The variance ratio :math:`l_t(p^t) / l_t(p^\star)` of a sampler in each measured round of a trace.
 
     An oracle is shown the round's norms before it draws; nobody else sees more than those it drew.
     """

@@ -2,7 +2,7 @@ r"""Norms by formula: heterogeneity, noise, sizes, and how they change in time.
 
 The logarithm of client m's norm in round t is a level, noise, and what a *shape* makes of them,
 
-.. math:: \log \|g^t_m\| = \mathrm{shape}\big(\mathrm{spread} \cdot \xi_m + \mathrm{noise} \cdot \epsilon^t_m\big),
+.. math:: \log \|g^t_m\| = \mathrm{shape}(\mathrm{spread} \cdot \xi_m + \mathrm{noise} \cdot \epsilon^t_m),
           \qquad \xi, \epsilon \sim N(0, 1) \text{ i.i.d.}
 
 and :math:`\lambda_m` comes from a distribution of data sizes.
@@ -129,7 +129,7 @@ class HeavyTailed:
 
 @dataclass(frozen=True)
 class Bursts:
-    """A client's norm is ``factor`` times as large for a while: on average ``length`` rounds, so many a run."""
+    """A client's norm is ``factor`` times as large for some ``length`` rounds, ``per_run`` times a run."""
 
     factor: float
     length: float
@@ -207,7 +207,7 @@ class Growing:
 
 @dataclass(frozen=True)
 class Newcomers:
-    """A share of the clients has nothing to send until ``begin``, and then ``factor`` times what others do."""
+    """A share of the clients sends nothing until ``begin``, and then ``factor`` times what others do."""
 
     share: float
     begin: float

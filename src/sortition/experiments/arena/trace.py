@@ -41,7 +41,7 @@ class Trace:
         return len(self.norms)
 
     def trial(self, seed: int) -> Trial:
-        """What a sampler may know; as in ``compare``, the bound is the largest feedback of the first round."""
+        """What a sampler may know; the bound is the largest feedback of round 0, as in ``compare``."""
         return Trial(
             client_weights=self.client_weights,
             cohort_size=self.cohort_size,

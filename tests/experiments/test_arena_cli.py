@@ -1,0 +1,68 @@
+"""``sortition arena`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from sortition.cli.commands import app
+from sortition.experiments import CONTESTANTS
+from sortition.experiments.arena import ENVIRONMENTS
+
+QUICK = ["arena", "--environments", "clients-20", "--seeds", "1", "--jobs", "1"]
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_run_with_files(tmp_path):
+    out = tmp_path / "new" / "place"
+    result = invoke(*QUICK, "--samplers", "avare,optimal", "--out", str(out))
+    assert result.exit_code == 0
+    assert "clients-20" in result.stdout
+    assert "geometric mean" in result.stdout
+    stored = json.loads((out / "arena.json").read_text())["replay"]
+    assert stored["samplers"] == ["uniform", "avare", "optimal"]
+    assert stored["seeds"] == [1]
+
+
+def test_a_heat_map_where_it_can_be_drawn(tmp_path):
+    pytest.importorskip("vl_convert")
+    assert invoke(*QUICK, "--samplers", "uniform", "--out", str(tmp_path)).exit_code == 0
+    assert (tmp_path / "arena-replay.svg").read_text().startswith("<svg")
+    assert (tmp_path / "arena-replay.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_heat_map_that_cannot_be_drawn_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
+    result = invoke(*QUICK, "--samplers", "uniform", "--out", str(tmp_path))
+    assert result.exit_code == 0
+    assert "sortition[reports]" in result.stderr
+    assert (tmp_path / "arena.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--samplers", "uniform,best"], ["'best'", *CONTESTANTS]),
+        (["--samplers", ""], ["''", "uniform"]),
+        (["--samplers", "nowhere:best"], ["'nowhere:best'", "nowhere"]),
+        (["--environments", "moon"], ["'moon'", *ENVIRONMENTS]),
+        (["--seeds", "0"], ["--seeds", "at least 1", "'0'"]),
+        (["--mode", "open"], ["--mode", "'open'", "replay", "closed"]),
+        (["--split", "test"], ["--split", "'test'", "tune", "report"]),
+        (["--measure", "speed"], ["--measure", "'speed'", "ratio"]),
+        (["--mode", "closed"], ["environments", "none"]),
+    ],
+)
+def test_errors_are_one_line_and_status_2(arguments, said):
+    result = invoke(*QUICK, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("sortition: ")
+    assert result.stderr.count("\n") == 1
+    for word in said:
+        assert word in result.stderr
