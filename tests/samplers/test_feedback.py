@@ -19,11 +19,26 @@ from sortition import (
     VRBSampler,
 )
 from sortition.core.designs import DESIGNS
-from tests.helpers import LEARNERS, SAMPLERS, Array, norms_for, project_by_bisection, same_state, train
+from tests.helpers import (
+    LEARNERS,
+    SAMPLERS,
+    UNGUARDED,
+    Array,
+    norms_for,
+    project_by_bisection,
+    same_state,
+    train,
+)
 
 M, K = 6, 3
 WEIGHTS = np.array([0.3, 0.25, 0.2, 0.1, 0.1, 0.05])
-common: dict[str, Any] = {"num_clients": M, "cohort_size": K, "client_weights": WEIGHTS, "seed": 3}
+common: dict[str, Any] = {
+    "num_clients": M,
+    "cohort_size": K,
+    "client_weights": WEIGHTS,
+    "seed": 3,
+    **UNGUARDED,
+}
 
 
 def everybody(cohort: Cohort, values: Array) -> Array:

@@ -22,7 +22,7 @@ from sortition import (
     VRBSampler,
 )
 from sortition.core.designs import DESIGNS
-from tests.helpers import Array, norms_for, project_by_bisection
+from tests.helpers import UNGUARDED, Array, norms_for, project_by_bisection
 
 M, K, ROUNDS = 6, 5, 30
 WEIGHTS = np.array([0.3, 0.25, 0.2, 0.1, 0.1, 0.05])
@@ -197,7 +197,13 @@ class LiteralAvare:
         self.t += 1
 
 
-common: dict[str, Any] = {"num_clients": M, "cohort_size": K, "client_weights": WEIGHTS, "seed": 11}
+common: dict[str, Any] = {
+    "num_clients": M,
+    "cohort_size": K,
+    "client_weights": WEIGHTS,
+    "seed": 11,
+    **UNGUARDED,
+}
 uniform = np.full(M, 1 / M)
 priors = pytest.mark.parametrize("prior", [None, PRIOR], ids=["uniform", "prior"])
 bounds = pytest.mark.parametrize("bound", [BOUND, None], ids=["bound", "first-feedback"])

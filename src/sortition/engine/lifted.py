@@ -2,6 +2,7 @@ r"""Distributions that give each client met a factor of its own: those of MABS, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,9 @@ from sortition.engine.crowd import Crowd
 from sortition.engine.roster import Roster
 
 LARGEST_LOG = 200.0
-"""How far a logarithm may stand above the shift before all are shifted anew."""
+"""How far the largest logarithm may stand from the shift, either way, before all are shifted anew."""
+VANISHING = 1e-300
+"""The least factor of a client met: zero would make it a stranger again."""
 
 
 class Lifted(Crowd):
@@ -61,13 +64,18 @@ class Lifted(Crowd):
         if len(self._logs) < len(self.ratios):
             self._logs = np.concatenate((self._logs, np.zeros(len(self.ratios) - len(self._logs))))
         self._logs[slots] = logs
-        if np.max(logs) - self._shift > LARGEST_LOG:
-            self._shift = float(np.max(logs))
+        if max(np.max(logs), stranger_log) - self._shift > LARGEST_LOG or self._all_far_below():
+            self._shift = float(max(self._logs[: self.count].max(), stranger_log))
             slots = np.arange(self.count)
         lifted = np.zeros((len(slots), 2))
-        lifted[:, 1] = np.where(self._masses[slots] > 0.0, np.exp(self._logs[slots] - self._shift), 0.0)
+        factors = np.maximum(np.exp(self._logs[slots] - self._shift), VANISHING)
+        lifted[:, 1] = np.where(self._masses[slots] > 0.0, factors, 0.0)
         self.put(slots, lifted)
         self.normalise()
+
+    def _all_far_below(self) -> bool:
+        """Whether all factors were so small, last time, that they might vanish."""
+        return bool(self.scales[1] > math.exp(LARGEST_LOG))
 
     def normalise(self) -> None:
         """Make the second expert sum to one."""

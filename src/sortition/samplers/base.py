@@ -20,6 +20,9 @@ from sortition.core.validation import client_ids, distribution, masses_of, norms
 from sortition.core.variance import log_feedback
 from sortition.engine.drawing import Distribution, draw_cohort
 from sortition.engine.roster import Roster
+from sortition.samplers.defences import Defences
+from sortition.samplers.guard import Guard, Suspect
+from sortition.samplers.privacy import NormPrivacy, PrivacySpent
 
 STATE_VERSION = 1
 Config = dict[str, int | float | str]
@@ -33,6 +36,8 @@ class Common(TypedDict, total=False):
     client_weights: ArrayLike | None
     design: Design
     seed: int
+    guard: Guard | None
+    privacy: NormPrivacy | None
 
 
 class BaseSampler(ABC):
@@ -59,6 +64,8 @@ class BaseSampler(ABC):
         client_weights: ArrayLike | None = None,
         design: Design = "with_replacement",
         seed: int = 0,
+        guard: Guard | None = None,
+        privacy: NormPrivacy | None = None,
     ) -> None:
         self._founders = whole_number("num_clients", num_clients, least=1)
         self._cohort_size = whole_number("cohort_size", cohort_size, least=1)
@@ -76,6 +83,7 @@ class BaseSampler(ABC):
         self._weights = Roster(self._founders, self._given_weights)  # lambda
         self._roster = Roster(self._founders, None)  # the prior; subclasses may have another
         self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=2**64 - 1))
+        self._defences = Defences(guard, privacy, self._generator.seed)
         self._round_index = 0
         self._open: dict[int, int] = {}  # round -> ticket, of the cohorts that await feedback
         self._identity: int | None = None
@@ -160,9 +168,8 @@ class BaseSampler(ABC):
         """
         if available is None:
             generator = self._generator.of_round(self._round_index)
-            weighed = draw_cohort(
-                self._design, self._distribution, self.num_clients, self._cohort_size, generator
-            )
+            defended = self._defences.over(self._distribution, self.num_clients, generator)
+            weighed = draw_cohort(self._design, defended, self.num_clients, self._cohort_size, generator)
         else:
             weighed = self._draw_from(self._available(available))
         for array_of_cohort in weighed:
@@ -182,6 +189,7 @@ class BaseSampler(ABC):
         """
         self._recognise(cohort)
         values = norms_of("norms", norms, len(cohort), "each client of the cohort")
+        values = self._defences.noised(cohort, values)
         heard, silent = cohort, np.isnan(values)
         if silent.any():
             heard, values = cohort.replied(~silent), values[~silent]
@@ -189,7 +197,10 @@ class BaseSampler(ABC):
             here = self._roster.present(heard.clients)
             heard, values = heard.only(here), values[here]
         if len(heard):
+            values = self._defences.clipped(heard, values)
+            before = self._shown().look_up(heard.clients)
             self._learn(heard, log_feedback(self._weights_of(heard.clients), values))
+            self._defences.hold(heard.clients, before, self._distribution, self.num_clients)
         del self._open[cohort.round_index]
 
     def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
@@ -198,14 +209,32 @@ class BaseSampler(ABC):
         Who has left has probability 0.
         """
         if clients is None:
-            return self._distribution.everybody()
-        return self._distribution.look_up(client_ids("clients", clients, self._roster.ids))
+            return self._shown().everybody()
+        return self._shown().look_up(client_ids("clients", clients, self._roster.ids))
 
     def client_weights(self, clients: ArrayLike | None = None) -> FloatArray:
         """lambda of all clients, by id, or of ``clients``; rescaled when clients join or leave."""
         if clients is None:
             return self._weights.masses(None) / self._weights.total
         return self._weights_of(client_ids("clients", clients, self._roster.ids))
+
+    # Hostile clients ---------------------------------------------------------------------------------
+
+    @property
+    def norm_bound(self) -> float:
+        """What a norm counts for at most in the next feedback; inf where nothing is known or clipped.
+
+        A server that clips the updates themselves at this bound limits what a client can do to the model.
+        """
+        return self._defences.norm_bound
+
+    def suspects(self) -> list[Suspect]:
+        """The clients whose norms hit the clip of the guard, the most frequent first."""
+        return self._defences.suspects()
+
+    def privacy_spent(self, delta: float = 1e-5) -> PrivacySpent:
+        """What the replies so far have cost in (epsilon, delta)-differential privacy."""
+        return self._defences.privacy_spent(delta)
 
     # Joining and leaving -----------------------------------------------------------------------------
 
@@ -265,6 +294,7 @@ class BaseSampler(ABC):
             **{f"config.{name}": value for name, value in self._all_config().items()},
             **weights,
             **self._roster.state(),
+            **self._defences.state(),
             **self._state(),
         }
 
@@ -287,6 +317,7 @@ class BaseSampler(ABC):
         rounds = array(state, "open_rounds", np.int64, (None,))
         tickets = array(state, "open_tickets", np.int64, (len(rounds),))
         weights = self._weights.restored(state, "weights.")
+        defences = self._defences.restored(state)
         roster = self._roster.restored(state, "")
         before = copy(self._roster)
         self._roster.become(roster)
@@ -295,18 +326,22 @@ class BaseSampler(ABC):
         except StateError:
             self._roster.become(before)
             raise
-        self._weights = weights
+        self._weights, self._defences = weights, defences
         self._generator, self._identity = RoundGenerator(seed), None
         self._round_index = round_index
         self._open = dict(zip(rounds.tolist(), tickets.tolist(), strict=True))
 
     # Details -----------------------------------------------------------------------------------------
 
+    def _shown(self) -> Distribution:
+        """The distribution that cohorts are drawn from: what was learnt, under the guard's ceilings."""
+        return self._defences.over(self._distribution, self.num_clients)
+
     def _draw_from(self, available: IntArray) -> Weighed:
         if len(available) <= self._cohort_size:
             ones = np.ones(len(available))
             return available, ones.astype(np.int64), ones, ones
-        restricted = restrict(self._distribution.look_up(available))
+        restricted = restrict(self._shown().look_up(available))
         chosen, counts, probabilities, weights = draw_dense(
             self._design, restricted, self._cohort_size, self._generator.of_round(self._round_index)
         )
@@ -360,6 +395,7 @@ class BaseSampler(ABC):
             "cohort_size": self._cohort_size,
             "design": self._design,
             "client_weights": fingerprint(self._given_weights),
+            **self._defences.config(),
             **self._config(),
         }
 

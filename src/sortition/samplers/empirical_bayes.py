@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Unpack
+from dataclasses import asdict, fields
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.state import array, scalar
-from sortition.core.types import FloatArray
+from sortition.core.types import FloatArray, IntArray
 from sortition.engine.lifted import Lifted
 from sortition.engine.roster import Roster
 from sortition.samplers.base import BaseSampler, Common
+from sortition.samplers.population import (
+    FEW,
+    HIGHEST,
+    LARGEST_RATIO,
+    LOWEST,
+    Constants,
+    Population,
+    log_mean_exp,
+)
 
-PRIOR_UNIFORM = 0.1
-MOST_VISITS = 20.0
-
-
-@dataclass
-class Population:
-    """What has been learnt of the clients as a whole."""
-
-    level: float = math.nan
-    log_loss: float = math.nan
-    sighted: float = 0.0
-    sighted_squares: float = 0.0
-    sighted_sum: float = 0.0
-    sighted_sum2: float = 0.0
-    noise: float = 1.0
-    noise_count: float = 2.0
+MEAN, VISITS, SURPRISE, ROUND = range(4)
+"""What is kept of a client that was met."""
 
 
 class EmpiricalBayesSampler(BaseSampler):
-    r"""Draws by the root of the expected squared norm, given all that was seen.
+    r"""Draws in proportion to the root of the *expected* squared norm, given all that was seen.
+
+    The prior is :math:`\pi = (1-\rho)\lambda + \rho/M`. Let :math:`x = \log(a / \pi^2)`, relative to a
+    common level that follows the run: the best distribution is :math:`\pi e^{x/2}`. Of each client met, a
+    running mean y of x over n visits is kept, and shrunk towards the population, which counts for
+    :math:`\kappa` visits:
+
+    .. math:: p = (1-\alpha)\,q + \alpha\,\pi, \qquad q_m \propto \pi_m e^{h_m}, \qquad
+              2 h_m = w\,\big(y_m + \tfrac12\sigma^2\big) + (1-w)\,2 h_u, \qquad w = \frac{n}{n + \kappa}
+
+    where :math:`\sigma^2` is the noise of x around a client's mean, :math:`\kappa` that noise over the
+    spread of the means, and :math:`2 h_u = \log E[e^x]` what a client has who was never met. The share
+    :math:`\alpha` of the prior rises when feedback is found where hardly anybody looks, and falls slowly.
+    ``docs/default-sampler.md`` explains each part and shows what it is worth.
 
     >>> sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5)
     >>> for _ in range(200):
@@ -45,97 +53,125 @@ class EmpiricalBayesSampler(BaseSampler):
     True
     """
 
+    constants: ClassVar[Constants] = Constants()
+
     def __init__(self, **common: Unpack[Common]) -> None:
         super().__init__(**common)
+        uniform = self.constants.prior_uniform
         if self._given_weights is not None:
-            mixed = (1.0 - PRIOR_UNIFORM) * self._given_weights + PRIOR_UNIFORM / self._founders
+            mixed = (1.0 - uniform) * self._given_weights + uniform / self._founders
             self._roster = Roster(self._founders, mixed)
-        self._distribution = self._lifted = Lifted(self._roster, share=0.1)
+        self._distribution = self._lifted = Lifted(self._roster, share=self.constants.first_share)
         self._population = Population()
-        self._seen = np.zeros((0, 3))  # by slot: mean, visits, last surprise
+        self._seen = np.zeros((0, 4))  # one row a slot
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        crowd, people = self._lifted, self._population
-        clients, k = cohort.clients, self._cohort_size
+        c, people = self.constants, self._population
+        clients = cohort.clients
         prior = self._roster.masses(clients) / self._roster.total
-        log_ratio = log_feedback - 2.0 * np.log(prior)
+        log_ratios = log_feedback - 2.0 * np.log(prior)
         if math.isnan(people.level):
-            if log_ratio.max() == -np.inf:
-                return
-            people.level = _log_mean(log_ratio, cohort.counts)
-        p = crowd.look_up(clients)
-        q = np.maximum(p - crowd.share * prior, 0.0) / (1.0 - crowd.share) if crowd.share < 1 else prior
-        log_v = math.log(k) + np.log(cohort.weights) + log_feedback - np.log(p)
-        self._tune_share(log_v, prior / p)
-        x = log_ratio - people.level
-        mean_sighted = people.sighted_sum / people.sighted if people.sighted else 0.0
-        x = np.clip(x, mean_sighted - 60.0, 300.0)
-        h = crowd.logs(clients)
-        slots = crowd.meet(clients)
-        if len(self._seen) < len(crowd.ratios):
-            more = np.zeros((len(crowd.ratios) - len(self._seen), 3))
-            self._seen = np.concatenate((self._seen, more))
-        y, n, e = self._seen[slots].T
-        old = n > 0
-        omega = k * cohort.weights * q
-        if old.any():
-            s = np.average(np.minimum(np.exp(np.minimum(x[old] - 2 * h[old], 5.0)), 10.0), weights=omega[old])
-            d = math.log(1.0 + 0.1 * min(1.0, omega[old].sum() / k) * (min(s, 4.0) - 1.0))
-            people.level += d
-            x = x - d
-            for xi, yi, ni in zip(x[old], y[old], n[old], strict=True):
-                people.noise = 0.998 * people.noise + min((xi - yi) ** 2, 25.0) * ni / (ni + 1.0)
-                people.noise_count = 0.998 * people.noise_count + 1.0
-        new = ~old
-        people.sighted += new.sum()
-        people.sighted_squares += np.exp(x[new]).sum()
-        people.sighted_sum += x[new].sum()
-        people.sighted_sum2 += (x[new] ** 2).sum()
-        noise = people.noise / people.noise_count
-        fn = people.sighted
-        spread = max(people.sighted_sum2 / fn - (people.sighted_sum / fn) ** 2, 1e-3)
-        kappa = noise / max(spread - noise, 0.05 * spread)
-        h_u = 0.5 * math.log(people.sighted_squares / fn)
-        surprise = np.where(old, (x - y) / np.sqrt(noise * (1.0 + 1.0 / np.maximum(n, 1.0))), 0.0)
-        visits = np.minimum(n + 1.0, MOST_VISITS)
-        jump = old & (surprise * e > 0) & (np.abs(surprise) > 0.7) & (np.abs(e) > 0.7)
-        visits = np.where(jump, np.maximum(visits / 2.0, 2.0), visits)
-        y = np.where(old, y + (x - y) / visits, x)
-        w = visits / (visits + kappa)
-        self._seen[slots] = np.stack((y, visits, surprise), axis=1)
-        crowd.lift(clients, 0.5 * (w * y + (1.0 - w) * 2.0 * h_u), h_u)
+            if log_ratios.max() == -math.inf:
+                return  # zeros alone: not even a level to be had
+            people.level = log_mean_exp(log_ratios, cohort.counts)
+        p = self._lifted.look_up(clients)
+        learnt = np.maximum(p - self._lifted.share * prior, 0.0)  # the part that is not the prior's share
+        self._tune_share(cohort.weights, log_feedback, p, prior)
+        expected = 2.0 * (self._lifted.logs(clients) + people.clock)
+        slots = self._meet(clients)
+        mean, visits, last_surprise, last_round = self._seen[slots].T
+        known = visits > 0.0
+        x = self._cautious(log_ratios - people.level, known, mean, visits)
 
-    def _tune_share(self, log_v: FloatArray, prior_ratio: FloatArray) -> None:
-        people, k = self._population, self._cohort_size
-        top = log_v.max()
-        if top == -np.inf:
+        if known.any():
+            ratios = np.minimum(np.exp(np.minimum(x - expected, HIGHEST)), LARGEST_RATIO)
+            weights = self._cohort_size * cohort.weights * learnt
+            x = x - people.follow_level(ratios[known], weights[known], self._cohort_size, c.level_rate)
+            people.count_noise((x - mean)[known], visits[known], c.noise_memory)
+            self._tune_aging(ratios[known], last_round[known])
+        people.count_strangers(x[~known])
+
+        deviation = np.sqrt(people.noise_variance * (1.0 + 1.0 / np.maximum(visits, 1.0)))
+        surprise = np.where(known, (x - mean) / deviation, 0.0)
+        twice = np.minimum(surprise * np.sign(last_surprise), np.abs(last_surprise)) > c.surprise
+        new_visits = np.minimum(visits + 1.0, c.most_visits)
+        new_visits = np.where(twice, np.maximum(new_visits / 2.0, 2.0), new_visits)
+        new_visits = np.where(surprise > c.jump, 1.0, new_visits)
+        new_mean = np.where(known, mean + (x - mean) / new_visits, x)
+        people.revise(mean[known], new_mean[known], visits[known], new_visits[known])
+        people.rounds += 1.0
+        people.clock += people.aging * self._cohort_size / self.num_clients
+        self._seen[slots] = np.stack(
+            (new_mean, new_visits, surprise, np.full(len(slots), people.rounds)), axis=1
+        )
+
+        own = new_visits / (new_visits + people.pseudo_visits)
+        bonus = 0.5 * min(people.noise_variance, 4.0)
+        logs = 0.5 * (own * (new_mean + bonus) + (1.0 - own) * people.stranger)
+        self._lifted.lift(clients, logs - people.clock, 0.5 * people.stranger - people.clock)
+
+    def _cautious(self, x: FloatArray, known: Any, mean: FloatArray, visits: FloatArray) -> FloatArray:
+        """Bound x, and let no single feedback be too far below what was expected.
+
+        A client that is believed to have little is hardly drawn again, so such a belief must be earned; one
+        believed to have much is drawn soon, and corrected.
+        """
+        people, caution = self._population, self.constants.caution
+        x = np.clip(x, people.mean + LOWEST, HIGHEST)
+        if people.met < FEW:
+            return x
+        noise = people.noise_variance
+        of_known = mean - caution * np.sqrt(noise * (1.0 + 1.0 / np.maximum(visits, 1.0)))
+        of_strangers = people.mean - caution * math.sqrt(max(people.spread, noise))
+        return np.maximum(x, np.where(known, of_known, of_strangers))
+
+    def _tune_share(
+        self, weights: FloatArray, log_feedback: FloatArray, p: FloatArray, prior: FloatArray
+    ) -> None:
+        r"""Let the prior's share follow what it would have been worth.
+
+        With :math:`v_m = \mathrm{weight}_m a_m / p_m`, whose sum V estimates the loss, the slope of the loss
+        in the share goes with :math:`r = \sum_m v_m \pi_m / p_m \big/ V`: above 1 the share is too small. A
+        round of little loss says little: r is mixed with 1 by V over the running loss.
+        """
+        c, people = self.constants, self._population
+        log_parts = np.log(weights) + log_feedback - np.log(p)
+        top = log_parts.max()
+        if top == -math.inf:
             return
-        log_total = float(top + math.log(np.exp(log_v - top).sum()))
+        log_loss = float(top + math.log(np.exp(log_parts - top).sum()))
         if math.isnan(people.log_loss):
-            people.log_loss = log_total - math.log(k)
-        else:
-            people.log_loss = float(
-                np.logaddexp(math.log(0.9) + people.log_loss, math.log(0.1) + log_total - math.log(k))
-            )
-        log_d = max(log_total, math.log(k) + people.log_loss)
-        r = float(np.sum(np.exp(log_v - log_d) * prior_ratio)) + 1.0 - math.exp(log_total - log_d)
-        share = self._lifted.share
-        self._lifted.share = min(max(0.997 * share * (0.7 + 0.3 * r) + 0.0015, 0.05), 1.0)
+            people.log_loss = log_loss
+        kept = math.log(c.loss_memory) + people.log_loss
+        people.log_loss = float(np.logaddexp(kept, math.log1p(-c.loss_memory) + log_loss))
+        scale = max(log_loss, people.log_loss)
+        worth = float(np.exp(log_parts - scale) @ (prior / p)) + 1.0 - math.exp(log_loss - scale)
+        slowest = math.exp(-c.share_hold * self._cohort_size / self.num_clients)
+        factor = max(1.0 - c.share_pull + c.share_pull * worth, slowest)
+        self._lifted.share = min(max(factor * self._lifted.share, c.least_share), 1.0)
+
+    def _tune_aging(self, ratios: FloatArray, last_rounds: FloatArray) -> None:
+        """Let old knowledge gain as much as clients who were not drawn for long turn out to have gained."""
+        c, people = self.constants, self._population
+        sweeps = (people.rounds - last_rounds) * self._cohort_size / self.num_clients
+        old = sweeps > 0.3
+        gain = float((ratios[old] - 1.0) @ np.minimum(sweeps[old], 3.0)) / self._cohort_size
+        people.aging = min(max(people.aging + c.aging_rate * gain, 0.0), c.most_aging)
+
+    def _meet(self, clients: IntArray) -> IntArray:
+        slots = self._lifted.meet(clients)
+        missing = len(self._lifted.ratios) - len(self._seen)
+        if missing > 0:
+            self._seen = np.concatenate((self._seen, np.zeros((missing, 4))))
+        return slots
 
     def _state(self) -> dict[str, Any]:
-        return {
-            **self._lifted.state(),
-            **asdict(self._population),
-            "seen": self._seen[: self._lifted.count].copy(),
-        }
+        seen = self._seen[: self._lifted.count].copy()
+        return {**self._lifted.state(), **asdict(self._population), "seen": seen}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         population = Population(**{f.name: float(scalar(state, f.name)) for f in fields(Population)})
-        seen = array(state, "seen", np.float64, (None, 3))
+        met = array(state, "met_clients", np.int64, (None,))
+        seen = array(state, "seen", np.float64, (len(met), 4))
         self._lifted.restore(state)
         self._population, self._seen = population, seen
-
-
-def _log_mean(logs: FloatArray, counts: Any) -> float:
-    top = logs.max()
-    return float(top + math.log(np.average(np.exp(logs - top), weights=counts)))

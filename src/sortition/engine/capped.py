@@ -1,0 +1,120 @@
+r"""A distribution with ceilings: nobody above theirs, and the others keep their proportions.
+
+With :math:`c_m` the ceiling of client m (infinite for most), the distribution drawn from is
+
+.. math:: p'_m = \min(c_m,\; s\,p_m), \qquad \textstyle\sum_m p'_m = 1
+
+for the one scale :math:`s \ge 1` that makes it sum to one. A draw from p is kept with probability
+:math:`p'_m / (s\,p_m)`, which happens once in s draws.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine.drawing import Distribution
+
+LARGEST_SCALE = 64.0
+"""Beyond this scale hardly a draw is kept: draw from the vector of all probabilities instead."""
+LEAST_LEFT = 1e-12
+"""Those without a ceiling must hold this much of p at least, to take what the others may not have."""
+
+
+class Capped:
+    """``inner`` under the ceilings of ``clients`` (ascending ids) and a ``cap`` for everybody.
+
+    >>> from sortition.engine.prior import Prior
+    >>> from sortition.engine.roster import Roster
+    >>> inner = Prior(Roster(3, np.array([0.6, 0.2, 0.2])))
+    >>> capped = Capped(inner, np.array([0]), np.array([0.3]), cap=1.0)
+    >>> capped.everybody(), capped.binding.tolist()
+    (array([0.3 , 0.35, 0.35]), [True])
+    """
+
+    def __init__(self, inner: Distribution, clients: IntArray, ceilings: FloatArray, cap: float) -> None:
+        self._inner = inner
+        self._clients, self._ceilings, self._cap = clients, np.minimum(ceilings, cap), cap
+        self._generator: np.random.Generator | None = None
+        own = inner.look_up(clients)
+        self.scale = self._solve(own)
+        self.binding = self.scale * own > self._ceilings
+        """Which of ``clients`` are held down by their ceilings."""
+
+    def with_generator(self, generator: np.random.Generator) -> Capped:
+        """This distribution, ready to draw: draws that are not kept are made up for from ``generator``."""
+        self._generator = generator
+        return self
+
+    def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Independent draws and their probabilities."""
+        if self.scale == 1.0:
+            return self._inner.draw(uniforms)
+        if self.scale > LARGEST_SCALE:
+            p = self.everybody()
+            points = np.cumsum(p)
+            draws = np.searchsorted(points, uniforms[:, 0] * points[-1], side="right")
+            return draws, p[draws]
+        if self._generator is None:
+            raise TypeError("with_generator must be called before draw")
+        kept: list[IntArray] = []
+        missing, batch = len(uniforms), uniforms
+        while missing > 0:
+            draws, p = self._inner.draw(batch)
+            keep = self._generator.random(len(draws)) * self.scale * p < self._lowered(draws, p)
+            kept.append(draws[keep][:missing])
+            missing -= len(kept[-1])
+            batch = self._generator.random((len(uniforms), 2))
+        drawn = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
+        return drawn, self.look_up(drawn)
+
+    def look_up(self, clients: IntArray) -> FloatArray:
+        """The probabilities of ``clients``."""
+        return self._lowered(clients, self._inner.look_up(clients))
+
+    def everybody(self) -> FloatArray:
+        """The probabilities of all ids."""
+        p = self._inner.everybody()
+        return self._lowered(np.arange(len(p)), p)
+
+    def heavy(self, threshold: float) -> IntArray:
+        """Clients among whom are all with at least ``threshold``, but for strangers of the roster's block."""
+        return self._inner.heavy(threshold / self.scale)
+
+    def block_probability(self) -> float:
+        """The probability of such a stranger."""
+        return self.scale * self._inner.block_probability()
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in."""
+        return self._inner.add(masses)
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go."""
+        self._inner.remove(clients)
+
+    def _lowered(self, clients: IntArray, p: FloatArray) -> FloatArray:
+        lowered = np.minimum(self.scale * p, self._cap)
+        if len(self._clients):
+            place = np.minimum(np.searchsorted(self._clients, clients), len(self._clients) - 1)
+            ceilings = np.where(self._clients[place] == clients, self._ceilings[place], np.inf)
+            lowered = np.minimum(lowered, ceilings)
+        return np.asarray(lowered)
+
+    def _solve(self, own: FloatArray) -> float:
+        """The scale: raise it while that pushes more clients to their ceilings; 1 where nobody is there."""
+        scale = 1.0
+        while True:
+            clients, p, ceilings = self._clients, own, self._ceilings
+            if self._cap < 1.0:
+                heavy = np.setdiff1d(self._inner.heavy(self._cap / scale), clients)
+                p = np.concatenate((p, self._inner.look_up(heavy)))
+                ceilings = np.concatenate((ceilings, np.full(len(heavy), self._cap)))
+            binding = scale * p > ceilings
+            left = 1.0 - float(p[binding].sum())
+            if left < LEAST_LEFT:
+                return scale  # nobody is left who could take what these may not have
+            better = (1.0 - float(ceilings[binding].sum())) / left
+            if better <= scale * (1.0 + 1e-12):
+                return scale
+            scale = better

@@ -1,0 +1,91 @@
+"""What stands between a client's report and what is learnt from it: noise, clip, and ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sortition.core.cohort import Cohort
+from sortition.core.errors import ConfigurationError
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine.capped import Capped
+from sortition.engine.drawing import Distribution
+from sortition.samplers.guard import Guard, Suspect, Watch
+from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
+
+
+class Defences:
+    """The guard and the privacy of one sampler; either may be absent."""
+
+    def __init__(self, guard: Guard | None, privacy: NormPrivacy | None, seed: int) -> None:
+        if not (guard is None or isinstance(guard, Guard)):
+            raise ConfigurationError(f"guard must be a Guard or None, got {guard!r}")
+        if not (privacy is None or isinstance(privacy, NormPrivacy)):
+            raise ConfigurationError(f"privacy must be a NormPrivacy or None, got {privacy!r}")
+        self._watch = None if guard is None else Watch(guard)
+        self._noise = None if privacy is None else Noise(privacy, seed)
+
+    def noised(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
+        """The norms that may be used at all; nan for no reply."""
+        return norms if self._noise is None else self._noise.apply(cohort, norms)
+
+    def clipped(self, heard: Cohort, norms: FloatArray) -> FloatArray:
+        """The norms as they may count."""
+        return norms if self._watch is None else self._watch.clip(heard, norms)
+
+    def over(
+        self,
+        distribution: Distribution,
+        num_clients: int,
+        generator: np.random.Generator | None = None,
+    ) -> Distribution:
+        """What to draw from instead of ``distribution``."""
+        if self._watch is None:
+            return distribution
+        shown = self._watch.over(distribution, num_clients)
+        if generator is not None and isinstance(shown, Capped):
+            return shown.with_generator(generator)
+        return shown
+
+    def hold(
+        self, clients: IntArray, before: FloatArray, distribution: Distribution, num_clients: int
+    ) -> None:
+        """Limit the rise of ``clients``, who were learnt from."""
+        if self._watch is not None:
+            self._watch.hold(clients, before, distribution, num_clients)
+
+    @property
+    def norm_bound(self) -> float:
+        """What a norm counts for at most."""
+        return np.inf if self._watch is None else self._watch.norm_bound
+
+    def suspects(self) -> list[Suspect]:
+        """The clients that hit the clip, the most frequent first."""
+        return [] if self._watch is None else self._watch.suspects()
+
+    def privacy_spent(self, delta: float) -> PrivacySpent:
+        """What the replies so far have cost."""
+        if self._noise is None:
+            raise ConfigurationError("privacy must be given to the sampler to be accounted for, got none")
+        return self._noise.spent(delta)
+
+    def config(self) -> dict[str, str]:
+        """The settings, in words."""
+        return {
+            "guard": "none" if self._watch is None else repr(self._watch.guard),
+            "privacy": "none" if self._noise is None else repr(self._noise.privacy),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """All that they remember."""
+        watch = {} if self._watch is None else self._watch.state()
+        return {**watch, **({} if self._noise is None else self._noise.state())}
+
+    def restored(self, state: Mapping[str, Any]) -> Defences:
+        """These defences with the memory of ``state``."""
+        defences = Defences(None, None, 0)
+        defences._watch = None if self._watch is None else self._watch.restored(state)
+        defences._noise = None if self._noise is None else self._noise.restored(state)
+        return defences

@@ -1,0 +1,151 @@
+"""What empirical Bayes learns of the clients as a whole, so that each of them can be shrunk towards it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sortition.core.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The numbers that stay, each with an ablation in ``docs/default-sampler.md``."""
+
+    prior_uniform: float = 0.1
+    """Share of the prior that is uniform; the rest goes by the data sizes."""
+    first_share: float = 0.1
+    """Share of the draws that come from the prior, at first."""
+    least_share: float = 0.05
+    """The least that this share may become: it bounds the weights."""
+    share_pull: float = 0.3
+    """How strongly one round pulls at the share."""
+    share_hold: float = 1.0
+    """How fast the share may fall: by a factor e^-hold in the time in which everybody could be drawn once."""
+    loss_memory: float = 0.9
+    """Memory of the running loss that tells a round of much loss from one of little."""
+    level_rate: float = 0.1
+    """How fast the common level follows."""
+    most_visits: float = 20.0
+    """A client's mean forgets what is older than so many visits."""
+    surprise: float = 0.7
+    """Two surprises in a row that are alike and beyond this, in standard deviations, halve the memory."""
+    jump: float = 3.0
+    """A surprise upwards beyond this makes the client start anew."""
+    caution: float = 1.5
+    """A surprise downwards counts for at most so many standard deviations."""
+    aging_rate: float = 0.05
+    """How fast the aging of old knowledge adapts."""
+    most_aging: float = 0.5
+    """At most, knowledge gains a factor e^aging in the time in which everybody could be drawn once."""
+    noise_memory: float = 0.998
+    """Memory of the noise, a visit."""
+
+
+LARGEST_RATIO = 10.0
+"""One client's ratio of seen to expected feedback is cut here, where a mean of ratios is taken."""
+LARGEST_MEAN_RATIO = 4.0
+LARGEST_DEVIATION = 25.0
+"""Squared deviations are cut here, before they count as noise."""
+LEAST_SIGNAL = 0.05
+"""At least this much of the spread is believed to be real."""
+LEAST_SPREAD = 1e-3
+LOWEST, HIGHEST = -60.0, 300.0
+"""Bounds of the logarithms, relative to the population's mean and to the level."""
+FEW = 4
+"""With fewer clients than this met, their spread says nothing."""
+
+
+@dataclass
+class Population:
+    """Running sums; all logarithms are of feedback over the squared prior, relative to the common level."""
+
+    level: float = math.nan
+    """The common level that all logarithms are relative to; nan before the first feedback."""
+    log_loss: float = math.nan
+    """Logarithm of the running estimate of the variance loss."""
+    met: float = 0.0
+    """Clients met."""
+    first_squares: float = 0.0
+    """Sum of exp(x) over first sightings: what a stranger is expected to have."""
+    means: float = 0.0
+    """Sum of the clients' means."""
+    square_means: float = 0.0
+    """Sum of their squares."""
+    inverse_visits: float = 0.0
+    """Sum of one over the clients' visits: how much of the means' spread is noise."""
+    noise: float = 1.0
+    noise_count: float = 2.0
+    rounds: float = 0.0
+    aging: float = 0.0
+    """What a client that is not drawn gains, in logs, in the time in which everybody could be drawn once."""
+    clock: float = 0.0
+    """All aging so far, in logs."""
+
+    @property
+    def noise_variance(self) -> float:
+        """Variance of one observation around its client's mean."""
+        return self.noise / self.noise_count
+
+    @property
+    def mean(self) -> float:
+        """The mean of the clients' means."""
+        return self.means / self.met if self.met else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Variance of the clients' means, noise included."""
+        return max(self.square_means / self.met - self.mean**2, LEAST_SPREAD)
+
+    @property
+    def pseudo_visits(self) -> float:
+        """How many visits the population counts for, beside a client's own: noise over signal."""
+        noise = self.noise_variance
+        signal = self.spread - noise * self.inverse_visits / self.met
+        return noise / max(signal, LEAST_SIGNAL * self.spread)
+
+    @property
+    def stranger(self) -> float:
+        """log E[exp(x)] of a client that was never met."""
+        return math.log(self.first_squares / self.met)
+
+    def follow_level(self, ratios: FloatArray, weights: FloatArray, cohort_size: int, rate: float) -> float:
+        """Move the level towards what was seen of clients known before, and say by how much."""
+        total = float(weights.sum())
+        if total == 0.0:
+            return 0.0
+        mean = min(float(ratios @ weights) / total, LARGEST_MEAN_RATIO)
+        change = math.log1p(rate * min(1.0, total / cohort_size) * (mean - 1.0))
+        self.level += change
+        return change
+
+    def count_noise(self, deviations: FloatArray, visits: FloatArray, memory: float) -> None:
+        """Take in how far clients known before were from their means."""
+        squares = np.minimum(deviations**2, LARGEST_DEVIATION) * visits / (visits + 1.0)
+        powers = memory ** np.arange(len(squares) - 1, -1, -1.0)
+        self.noise = memory ** len(squares) * self.noise + float(squares @ powers)
+        self.noise_count = memory ** len(squares) * self.noise_count + float(powers.sum())
+
+    def count_strangers(self, x: FloatArray) -> None:
+        """Take in first sightings."""
+        self.met += len(x)
+        self.first_squares += float(np.exp(x).sum())
+        self.means += float(x.sum())
+        self.square_means += float((x**2).sum())
+        self.inverse_visits += len(x)
+
+    def revise(
+        self, before: FloatArray, after: FloatArray, visits_before: FloatArray, visits_after: FloatArray
+    ) -> None:
+        """Take in that clients' means have moved."""
+        self.means += float((after - before).sum())
+        self.square_means += float((after**2 - before**2).sum())
+        self.inverse_visits += float((1.0 / visits_after - 1.0 / visits_before).sum())
+
+
+def log_mean_exp(logs: FloatArray, counts: IntArray) -> float:
+    """Logarithm of the mean of exp(logs), each counted as often as it was drawn."""
+    top = logs.max()
+    return float(top + math.log(np.average(np.exp(logs - top), weights=counts)))
