@@ -95,6 +95,12 @@ class TestEnvironments:
         second = problem.local_gradients(model - 0.1 * one, clients, 5, 1)
         assert two == pytest.approx((one + second) / 2)
 
+    def test_an_independent_draw_may_be_empty(self):
+        problem = SoftmaxFederation(concentration=0.3, tail=1.5)
+        nobody = np.zeros(0, dtype=np.int64)
+        for federation in (problem, LocalSteps(problem, 2, 0.1)):
+            assert federation.updates(federation.initial_model(), nobody, 0).shape == (0, 200)
+
     def test_softmax_gradients_are_those_of_the_loss(self):
         """The mean update over many rounds is the gradient, and finite differences know it too."""
         problem = SoftmaxFederation(concentration=0.3, tail=3.0, num_clients=5, seed=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -37,7 +38,7 @@ def test_a_heat_map_where_it_can_be_drawn(tmp_path):
 
 
 def test_a_heat_map_that_cannot_be_drawn_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     result = invoke(*QUICK, "--samplers", "uniform", "--out", str(tmp_path))
     assert result.exit_code == 0
     assert "sortition[reports]" in result.stderr

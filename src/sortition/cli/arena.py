@@ -23,6 +23,7 @@ from sortition.experiments.arena import (
 from sortition.experiments.compare import BASELINE
 from sortition.experiments.contestants import CONTESTANTS
 from sortition.reports.arena import MEASURES, arena_json, arena_table, closed_loop_table, heat_map
+from sortition.reports.page import picture_png, picture_svg
 
 MODES = ("replay", "closed", "both")
 HOW_TO_READ = (
@@ -136,13 +137,11 @@ def _print(arena: Arena, measure: str) -> None:
 
 def _draw(arena: Arena, measure: str, path: Path) -> None:
     """Write the heat map as SVG and PNG, where there is something to draw it with."""
+    specification = heat_map(arena, measure)
     try:
-        import vl_convert
+        path.with_suffix(".svg").write_bytes(picture_svg(specification))
+        path.with_suffix(".png").write_bytes(picture_png(specification))
     except ModuleNotFoundError:
         typer.echo(
             "sortition: no heat map without vl-convert; run: pip install 'sortition[reports]'", err=True
         )
-        return
-    specification = heat_map(arena, measure)
-    path.with_suffix(".svg").write_text(vl_convert.vegalite_to_svg(specification), encoding="utf-8")
-    path.with_suffix(".png").write_bytes(vl_convert.vegalite_to_png(specification, scale=2.0))

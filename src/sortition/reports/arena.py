@@ -130,17 +130,19 @@ def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
         {"environment": score.environment, "sampler": score.sampler, "value": getattr(score, measure)}
         for score in arena.scores
     ]
-    best = dict.fromkeys((env.name for env in arena.environments), np.inf)
+    lowest = dict.fromkeys((env.name for env in arena.environments), np.inf)
     for row in rows:
         if row["sampler"] not in ORACLES:
-            best[row["environment"]] = min(best[row["environment"]], row["value"])
+            lowest[row["environment"]] = min(lowest[row["environment"]], row["value"])
     for row in rows:
-        row["best"] = row["sampler"] not in ORACLES and row["value"] == best[row["environment"]]
+        row["best"] = row["sampler"] not in ORACLES and row["value"] == lowest[row["environment"]]
     x = {"field": "sampler", "type": "nominal", "sort": list(arena.samplers), "title": None}
-    y = {"field": "environment", "type": "nominal", "sort": list(best), "title": None}
+    y = {"field": "environment", "type": "nominal", "sort": list(lowest), "title": None}
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "title": f"{MEASURES[measure]} ({arena.mode}, {len(arena.seeds)} seeds)",
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "background": "white",
+        "padding": 8,
+        "title": f"{MEASURES[measure]} ({_how(arena)})",
         "data": {"values": _finite(rows)},
         "width": {"step": 52},
         "height": {"step": 17},
@@ -165,24 +167,34 @@ def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
                     }
                 },
             },
-            {
-                "mark": {"type": "text", "fontSize": 10},
-                "encoding": {
-                    "text": {"field": "value", "type": "quantitative", "format": ".2f"},
-                    "color": {"condition": {"test": "datum.value > 8", "value": "white"}, "value": "black"},
-                    "fontWeight": {"condition": {"test": "datum.best", "value": "bold"}, "value": "normal"},
-                },
-            },
+            *(
+                {
+                    "transform": [{"filter": f"datum.best == {str(best).lower()}"}],
+                    "mark": {"type": "text", "fontSize": 10, "fontWeight": "bold" if best else "normal"},
+                    "encoding": {
+                        "text": {"field": "value", "type": "quantitative", "format": ".2f"},
+                        "color": {
+                            "condition": {"test": "datum.value > 8", "value": "white"},
+                            "value": "black",
+                        },
+                    },
+                }
+                for best in (False, True)
+            ),
         ],
     }
 
 
 def _table(arena: Arena, title: str) -> Table:
-    table = Table(title=f"{title} ({arena.mode}, seeds {', '.join(map(str, arena.seeds))})", padding=(0, 0))
+    table = Table(title=f"{title} ({_how(arena)})", padding=(0, 0))
     table.add_column("environment", no_wrap=True)
     for name in arena.samplers:
         table.add_column(name.rpartition(":")[2].replace("-", "\n"), justify="right", vertical="bottom")
     return table
+
+
+def _how(arena: Arena) -> str:
+    return f"{arena.mode}, seed{'s' if len(arena.seeds) > 1 else ''} {', '.join(map(str, arena.seeds))}"
 
 
 def _geometric_mean(values: FloatArray) -> float:

@@ -178,4 +178,4 @@ class SoftmaxFederation:
             axis=2,
         )
         gradients = x.transpose(0, 2, 1) @ residuals / self.batch_size
-        return np.asarray(gradients.reshape(len(clients), -1))
+        return np.asarray(gradients.reshape(len(clients), models.shape[1]))
