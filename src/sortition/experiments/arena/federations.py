@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
+from sortition.algorithms.fedavg import FedAvg
+from sortition.algorithms.local import LocalProblem
 from sortition.core.types import FloatArray, IntArray
 from sortition.problems.batches import BATCHES, LOCAL_STEPS, STEPS_A_ROUND, batch_rows, stream
 from sortition.problems.digits import DigitsFederation
@@ -64,15 +64,6 @@ def fedavg_label_skewed(seed: int, *, steps: int, step_size: float) -> Problem:
     return LocalSteps(SoftmaxFederation(concentration=0.3, tail=1.5, seed=seed), steps, step_size)
 
 
-class LocalProblem(Problem, Protocol):
-    """A federation whose clients can take steps of their own."""
-
-    def local_gradients(
-        self, models: FloatArray, clients: IntArray, round_index: int, step: int
-    ) -> FloatArray:
-        """The gradient of each client's local step, at its own model (a row of ``models``)."""
-
-
 class LocalSteps:
     r"""A federation in which an update is what several local steps come to (Algorithm 4, FedAvg).
 
@@ -80,12 +71,13 @@ class LocalSteps:
 
     .. math:: g^t_m = \frac{w^t - w^{t,B}_m}{B\,\mu}
 
-    the mean of its local gradients, so that norms and step sizes are those of gradients. With
-    :class:`~sortition.algorithms.FedSGD` at step size :math:`B\,\mu` it is FedAvg.
+    the mean of its local gradients, so that norms and step sizes are those of gradients. ``FedSGD`` at step
+    size :math:`B\,\mu` then is ``FedAvg``, with norms of another unit, which no sampler minds.
     """
 
     def __init__(self, problem: LocalProblem, steps: int, step_size: float) -> None:
-        self._problem, self._steps, self._step_size = problem, steps, step_size
+        self._problem, self._scale = problem, steps * step_size
+        self._algorithm = FedAvg(step_size, steps)
         self.num_clients, self.client_weights = problem.num_clients, problem.client_weights
 
     def initial_model(self) -> FloatArray:
@@ -94,10 +86,8 @@ class LocalSteps:
 
     def updates(self, model: FloatArray, clients: IntArray, round_index: int) -> FloatArray:
         """The mean local gradient of each of ``clients``, one row a client."""
-        models = np.tile(model, (len(clients), 1))
-        for step in range(self._steps):
-            models -= self._step_size * self._problem.local_gradients(models, clients, round_index, step)
-        return np.asarray((model - models) / (self._steps * self._step_size))
+        moves = self._algorithm.updates(model, clients, self._problem, round_index)
+        return np.asarray(moves / self._scale)
 
     def all_norms(self, model: FloatArray, round_index: int) -> FloatArray:
         """The norm of the update that each client would send in this round, drawn or not."""
