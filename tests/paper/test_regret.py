@@ -11,6 +11,7 @@ from sortition import AdaptiveOSMDSampler, OSMDSampler, Sampler, UniformSampler
 from sortition.core.rates import learning_rate
 from sortition.core.theory import adaptive_regret_bound, osmd_regret_bound
 from sortition.core.variance import dynamic_regret, variance_loss
+from tests.helpers import UNGUARDED
 
 M, K, ALPHA = 2, 1, 0.75
 FEEDBACK = np.array([1.0, 0.0])  # only the first client's update is not zero: A_max = 1
@@ -48,7 +49,9 @@ def test_osmd_keeps_the_bounds_of_theorem_6_and_corollary_7() -> None:
     assert theorem_6 == pytest.approx(2 * corollary_7)
     assert regret_of(UniformSampler(num_clients=M, cohort_size=K), 100) == pytest.approx(0.4 * 100)
     assert theorem_6 < 0.4 * T
-    osmd = OSMDSampler(num_clients=M, cohort_size=K, learning_rate=rate, exploration=ALPHA, seed=1)
+    osmd = OSMDSampler(
+        num_clients=M, cohort_size=K, learning_rate=rate, exploration=ALPHA, seed=1, **UNGUARDED
+    )
     assert 0.0 <= regret_of(osmd, T) <= corollary_7
 
 
@@ -59,6 +62,6 @@ def test_adaptive_osmd_keeps_the_bound_of_theorem_8() -> None:
     assert bound == pytest.approx(4247.3, abs=0.5)
     assert bound < 0.4 * T
     sampler = AdaptiveOSMDSampler(
-        num_clients=M, cohort_size=K, num_rounds=T, exploration=ALPHA, feedback_bound=1.0, seed=1
+        num_clients=M, cohort_size=K, num_rounds=T, exploration=ALPHA, feedback_bound=1.0, seed=1, **UNGUARDED
     )
     assert 0.0 <= regret_of(sampler, T) <= bound

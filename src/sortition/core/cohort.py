@@ -104,5 +104,5 @@ class Cohort:
         """What the sampler called ``identity`` writes on the ticket: it covers all that the cohort says."""
         check = zlib.crc32(b"%d %d %d" % (identity, self.round_index, self.cohort_size))
         for array in (self.clients, self.counts, self.probabilities, self.weights):
-            check = zlib.crc32(array, check)
+            check = zlib.crc32(array.data, check)
         return check

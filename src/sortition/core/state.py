@@ -20,6 +20,14 @@ def scalar(state: Mapping[str, Any], name: str) -> int | float:
     return value
 
 
+def count(state: Mapping[str, Any], name: str) -> int:
+    """A whole number out of a state, not negative."""
+    value = scalar(state, name)
+    if value != value or value != int(value) or value < 0:
+        raise StateError(f"state must hold a whole number called {name!r}, got {value!r}")
+    return int(value)
+
+
 def text(state: Mapping[str, Any], name: str) -> str | None:
     """A string out of a state, or None; as it was put in, or as ``np.load`` gives it."""
     value = state.get(name)

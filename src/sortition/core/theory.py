@@ -26,8 +26,8 @@ def total_variation(comparators: FloatArray) -> float:
 def best_above_floor(feedback: FloatArray, exploration: float) -> FloatArray:
     r"""The best comparators of :math:`\mathcal A`: :math:`\arg\min_{q \in \mathcal A} l_t(q)`, a row a round.
 
-    It is :math:`q_m = \max(\alpha/M,\; c\sqrt{a_m})`: sort :math:`\sqrt{a}` ascending and lift the smallest to
-    the floor until the first that need not be.
+    It is :math:`q_m = \max(\alpha/M,\; c\sqrt{a_m})`: sort :math:`\sqrt a` ascending and lift the smallest
+    to the floor until the first that need not be.
 
     >>> best_above_floor(np.array([[0.0, 1.0, 1.0]]), exploration=0.3)
     array([[0.1 , 0.45, 0.45]])
@@ -48,11 +48,11 @@ def best_above_floor(feedback: FloatArray, exploration: float) -> FloatArray:
     values[first == clients] = 1.0 / clients  # no feedback at all: everybody is as good
     result = np.empty_like(values)
     np.put_along_axis(result, order, values, axis=1)
-    return result
+    return np.asarray(result)
 
 
 def distance_to_floor(comparators: FloatArray, exploration: float) -> tuple[FloatArray, FloatArray]:
-    r""":math:`\psi(q^t, \alpha)` and :math:`\phi(q^t, \alpha)`: how far q is outside :math:`\mathcal A` (Eq. 19).
+    r""":math:`\psi(q^t, \alpha)` and :math:`\phi(q^t, \alpha)`: how far q is outside (Equation 19).
 
     .. math:: \psi = \sum_m (\alpha/M - q_m)^+, \qquad
               \omega = \frac{\psi}{\sum_m (q_m - \alpha/M)^+}, \qquad
@@ -107,7 +107,7 @@ def osmd_regret_bound(
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(feedback > 0.0, feedback / comparators, 0.0)
     excess = float(np.sum(phi[outside] * ratios[outside].sum(axis=1))) / cohort_size
-    return intrinsic + 8.0 * spread / learning_rate * float(psi.sum()) + excess
+    return float(intrinsic + 8.0 * spread / learning_rate * psi.sum() + excess)
 
 
 def adaptive_regret_bound(
@@ -118,7 +118,7 @@ def adaptive_regret_bound(
     feedback_bound: float,
     variation: float,
 ) -> float:
-    r"""What the dynamic regret of Adaptive-OSMD is at most, for comparators in :math:`\mathcal A` (Theorem 8).
+    r"""What the dynamic regret of Adaptive-OSMD is at most, for comparators above the floor (Theorem 8).
 
     With :math:`\beta \ge \mathrm{TV}(q^{1:T})` = ``variation``,
 

@@ -51,6 +51,17 @@ def fraction(name: str, value: Any) -> float:
     return number
 
 
+def number_between(name: str, value: Any, least: float, most: float) -> float:
+    """``value`` as a float in [least, most]."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not least <= number <= most:
+        raise ConfigurationError(f"{name} must lie in [{least}, {most}], got {value!r}")
+    return number
+
+
 def distribution(name: str, values: ArrayLike, num_clients: int) -> FloatArray:
     """``values`` as ``num_clients`` masses that sum to one, none negative; a copy of them."""
     masses = _floats(name, values, ConfigurationError)

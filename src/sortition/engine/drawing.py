@@ -104,9 +104,10 @@ def _draw_without_replacement(
     if len(clients) < cohort_size:  # nearly all the mass is drawn: finish among those left, whatever it costs
         left = distribution.everybody()
         left[clients] = 0.0
-        times = generator.standard_exponential(len(left)) / np.maximum(left, np.finfo(float).tiny)
+        with np.errstate(divide="ignore"):
+            times = generator.standard_exponential(len(left)) / left
         missing = min(cohort_size - len(clients), int(np.count_nonzero(left)))
-        rest = np.argsort(np.where(left > 0.0, times, np.inf), kind="stable")[:missing]
+        rest = np.argsort(times, kind="stable")[:missing]
         clients = np.concatenate((clients, rest))
         probabilities = np.concatenate((probabilities, left[rest]))
     return weigh_without_replacement(clients[:cohort_size], probabilities[:cohort_size], cohort_size)

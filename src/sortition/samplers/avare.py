@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from sortition.core.cohort import Cohort
-from sortition.core.errors import ConfigurationError
-from sortition.core.state import scalar
+from sortition.core.state import count
 from sortition.core.types import FloatArray
-from sortition.core.validation import positive_number
+from sortition.core.validation import number_between, positive_number
 from sortition.engine.greedy import Greedy
 from sortition.samplers.base import BaseSampler, Common, Config
 
@@ -46,12 +45,7 @@ class AvareSampler(BaseSampler):
             "floor_offset", self._founders if floor_offset is None else floor_offset
         )
         self._decay = positive_number("floor_decay", floor_decay)
-        if not 0.0 <= smallest_floor <= 1.0 / self._founders:
-            raise ConfigurationError(
-                f"smallest_floor must lie in [0, 1/num_clients = {1.0 / self._founders}], "
-                f"got {smallest_floor!r}"
-            )
-        self._smallest_floor = float(smallest_floor)
+        self._smallest_floor = number_between("smallest_floor", smallest_floor, 0.0, 1.0 / self._founders)
         self._distribution = self._greedy = Greedy(self._roster)
         self._learnt_rounds = 0
 
@@ -77,6 +71,6 @@ class AvareSampler(BaseSampler):
         return {**self._greedy.state(), "learnt_rounds": self._learnt_rounds}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        rounds = int(scalar(state, "learnt_rounds"))
+        rounds = count(state, "learnt_rounds")
         self._greedy.restore(state)
         self._learnt_rounds = rounds

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, draw_dense, restrict
 from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError, StateError
-from sortition.core.state import array, scalar, text
+from sortition.core.state import array, count, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import client_ids, distribution, masses_of, norms_of, whole_number
 from sortition.core.variance import log_feedback
@@ -51,7 +51,7 @@ class BaseSampler(ABC):
     built_with: dict[str, Any]
     """The keywords that the sampler was built with: a ledger can build it again."""
 
-    def __new__(cls, **keywords: Any) -> Self:
+    def __new__(cls, *_: Any, **keywords: Any) -> Self:
         sampler = super().__new__(cls)
         sampler.built_with = keywords
         return sampler
@@ -313,7 +313,7 @@ class BaseSampler(ABC):
             saved = text(state, f"config.{name}")
             if saved != value:
                 raise StateError(f"state must have been saved with {name} = {value!r}, got {saved!r}")
-        seed, round_index = int(scalar(state, "seed")), int(scalar(state, "round_index"))
+        seed, round_index = count(state, "seed"), count(state, "round_index")
         rounds = array(state, "open_rounds", np.int64, (None,))
         tickets = array(state, "open_tickets", np.int64, (len(rounds),))
         weights = self._weights.restored(state, "weights.")

@@ -25,8 +25,8 @@ from sortition.samplers.population import (
     log_mean_exp,
 )
 
-MEAN, VISITS, SURPRISE, ROUND = range(4)
-"""What is kept of a client that was met."""
+KEPT = 3
+"""What is kept of a client that was met: mean, visits, last surprise."""
 
 
 class EmpiricalBayesSampler(BaseSampler):
@@ -63,7 +63,7 @@ class EmpiricalBayesSampler(BaseSampler):
             self._roster = Roster(self._founders, mixed)
         self._distribution = self._lifted = Lifted(self._roster, share=self.constants.first_share)
         self._population = Population()
-        self._seen = np.zeros((0, 4))  # one row a slot
+        self._seen = np.zeros((0, KEPT))  # one row a slot
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         c, people = self.constants, self._population
@@ -77,9 +77,9 @@ class EmpiricalBayesSampler(BaseSampler):
         p = self._lifted.look_up(clients)
         learnt = np.maximum(p - self._lifted.share * prior, 0.0)  # the part that is not the prior's share
         self._tune_share(cohort.weights, log_feedback, p, prior)
-        expected = 2.0 * (self._lifted.logs(clients) + people.clock)
+        expected = 2.0 * self._lifted.logs(clients)
         slots = self._meet(clients)
-        mean, visits, last_surprise, last_round = self._seen[slots].T
+        mean, visits, last_surprise = self._seen[slots].T
         known = visits > 0.0
         x = self._cautious(log_ratios - people.level, known, mean, visits)
 
@@ -88,7 +88,6 @@ class EmpiricalBayesSampler(BaseSampler):
             weights = self._cohort_size * cohort.weights * learnt
             x = x - people.follow_level(ratios[known], weights[known], self._cohort_size, c.level_rate)
             people.count_noise((x - mean)[known], visits[known], c.noise_memory)
-            self._tune_aging(ratios[known], last_round[known])
         people.count_strangers(x[~known])
 
         deviation = np.sqrt(people.noise_variance * (1.0 + 1.0 / np.maximum(visits, 1.0)))
@@ -99,16 +98,12 @@ class EmpiricalBayesSampler(BaseSampler):
         new_visits = np.where(surprise > c.jump, 1.0, new_visits)
         new_mean = np.where(known, mean + (x - mean) / new_visits, x)
         people.revise(mean[known], new_mean[known], visits[known], new_visits[known])
-        people.rounds += 1.0
-        people.clock += people.aging * self._cohort_size / self.num_clients
-        self._seen[slots] = np.stack(
-            (new_mean, new_visits, surprise, np.full(len(slots), people.rounds)), axis=1
-        )
+        self._seen[slots] = np.stack((new_mean, new_visits, surprise), axis=1)
 
         own = new_visits / (new_visits + people.pseudo_visits)
         bonus = 0.5 * min(people.noise_variance, 4.0)
         logs = 0.5 * (own * (new_mean + bonus) + (1.0 - own) * people.stranger)
-        self._lifted.lift(clients, logs - people.clock, 0.5 * people.stranger - people.clock)
+        self._lifted.lift(clients, logs, 0.5 * people.stranger)
 
     def _cautious(self, x: FloatArray, known: Any, mean: FloatArray, visits: FloatArray) -> FloatArray:
         """Bound x, and let no single feedback be too far below what was expected.
@@ -150,19 +145,11 @@ class EmpiricalBayesSampler(BaseSampler):
         factor = max(1.0 - c.share_pull + c.share_pull * worth, slowest)
         self._lifted.share = min(max(factor * self._lifted.share, c.least_share), 1.0)
 
-    def _tune_aging(self, ratios: FloatArray, last_rounds: FloatArray) -> None:
-        """Let old knowledge gain as much as clients who were not drawn for long turn out to have gained."""
-        c, people = self.constants, self._population
-        sweeps = (people.rounds - last_rounds) * self._cohort_size / self.num_clients
-        old = sweeps > 0.3
-        gain = float((ratios[old] - 1.0) @ np.minimum(sweeps[old], 3.0)) / self._cohort_size
-        people.aging = min(max(people.aging + c.aging_rate * gain, 0.0), c.most_aging)
-
     def _meet(self, clients: IntArray) -> IntArray:
         slots = self._lifted.meet(clients)
         missing = len(self._lifted.ratios) - len(self._seen)
         if missing > 0:
-            self._seen = np.concatenate((self._seen, np.zeros((missing, 4))))
+            self._seen = np.concatenate((self._seen, np.zeros((missing, KEPT))))
         return slots
 
     def _state(self) -> dict[str, Any]:
@@ -172,6 +159,6 @@ class EmpiricalBayesSampler(BaseSampler):
     def _restore(self, state: Mapping[str, Any]) -> None:
         population = Population(**{f.name: float(scalar(state, f.name)) for f in fields(Population)})
         met = array(state, "met_clients", np.int64, (None,))
-        seen = array(state, "seen", np.float64, (len(met), 4))
+        seen = array(state, "seen", np.float64, (len(met), KEPT))
         self._lifted.restore(state)
         self._population, self._seen = population, seen

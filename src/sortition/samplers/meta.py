@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.rates import learning_rate, meta_rate, num_experts
-from sortition.core.state import scalar
+from sortition.core.state import count
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, positive_number
 from sortition.engine.ensemble import Ensemble
@@ -56,7 +56,10 @@ class MetaSampler(BoundedSampler):
     @property
     def expert_rates(self) -> FloatArray | None:
         """eta_e, or None before the feedback bound is known."""
-        return None if math.isnan(self._log_bound) else np.exp(self._log_rates()[0])
+        if math.isnan(self._log_bound):
+            return None
+        with np.errstate(over="ignore"):  # inf where no double can hold a rate
+            return np.asarray(np.exp(self._log_rates()[0]))
 
     @property
     def clients_met(self) -> int:
@@ -113,6 +116,6 @@ class MetaSampler(BoundedSampler):
         return {**super()._state(), **self._experts.state()}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        rounds = int(scalar(state, "learnt_rounds"))
+        rounds = count(state, "learnt_rounds")
         self._experts.restore(state, experts=self._num_experts(rounds))
         super()._restore(state)

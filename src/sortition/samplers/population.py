@@ -36,10 +36,6 @@ class Constants:
     """A surprise upwards beyond this makes the client start anew."""
     caution: float = 1.5
     """A surprise downwards counts for at most so many standard deviations."""
-    aging_rate: float = 0.05
-    """How fast the aging of old knowledge adapts."""
-    most_aging: float = 0.5
-    """At most, knowledge gains a factor e^aging in the time in which everybody could be drawn once."""
     noise_memory: float = 0.998
     """Memory of the noise, a visit."""
 
@@ -78,11 +74,6 @@ class Population:
     """Sum of one over the clients' visits: how much of the means' spread is noise."""
     noise: float = 1.0
     noise_count: float = 2.0
-    rounds: float = 0.0
-    aging: float = 0.0
-    """What a client that is not drawn gains, in logs, in the time in which everybody could be drawn once."""
-    clock: float = 0.0
-    """All aging so far, in logs."""
 
     @property
     def noise_variance(self) -> float:

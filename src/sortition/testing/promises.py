@@ -176,7 +176,8 @@ def _survives_extreme_feedback(make: Make, floor: float, prepare: BeforeDraw) ->
     for _ in range(3 * ROUNDS):
         prepare(sampler)
         cohort = sampler.draw()
-        sampler.observe(cohort, np.resize([0.0, 1e-300, 1e300], len(cohort)))
+        extremes = np.roll([0.0, 1e-300, 1e300], cohort.round_index)
+        sampler.observe(cohort, np.resize(extremes, len(cohort)))
         _assert_distribution(sampler, floor)
 
 
@@ -186,8 +187,12 @@ def _takes_feedback_by_cohort(make: Make, floor: float, prepare: BeforeDraw) -> 
     first = sampler.draw()
     prepare(sampler)
     second = sampler.draw()
-    prepare(stranger)
-    foreign = stranger.draw()
+    prepare(sampler)
+    third = sampler.draw()  # stays open: a round that awaits feedback, but not that of another sampler
+    for _ in range(3):
+        prepare(stranger)
+        foreign = stranger.draw()
+    assert foreign.round_index == third.round_index
     norms = {cohort.round_index: feedback_of(cohort, sampler.num_clients) for cohort in (first, second)}
     sampler.observe(second, norms[second.round_index])
     sampler.observe(first, norms[first.round_index])
@@ -257,4 +262,6 @@ def _refuses(call: Callable[[], object], what: str) -> None:
     except SortitionError as error:
         assert str(error), f"{what}: the error must say something"
         return
+    except Exception as error:
+        raise AssertionError(f"{what} must raise a SortitionError, got {error!r}") from error
     raise AssertionError(f"{what} must raise a SortitionError")
