@@ -15,6 +15,8 @@ from pathlib import Path
 
 from sortition.core.errors import LedgerError
 
+LOCK = "lock"
+"""The name of the lock file, in the side directory of a run."""
 _WITNESS = re.compile(rb"row (\d+) ([0-9a-f]{32}) check ([0-9a-f]{8})\n")
 
 

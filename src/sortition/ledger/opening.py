@@ -10,13 +10,12 @@ from pathlib import Path
 from sortition.core.errors import LedgerError
 from sortition.core.validation import whole_number
 from sortition.ledger.files import SealedFiles, side_directory, sync_directory
-from sortition.ledger.lock import WriterLock, witness
+from sortition.ledger.lock import LOCK, WriterLock, witness
 from sortition.ledger.recipe import recipe
 from sortition.ledger.recorded import RecordedSampler
 from sortition.ledger.replay import MakeSampler
 from sortition.ledger.store import Store, check_header
 
-LOCK = "lock"
 NEW = "new.db"
 
 
@@ -43,7 +42,7 @@ def open_run(
             _begin(run, directory, make_sampler)
         store = Store(run, write=True)
         try:
-            check_witness(store, witness(directory / LOCK))
+            store.check_witness(witness(directory / LOCK))
             run_id = bytes.fromhex(store.event(0).values()["run_id"])
             return RecordedSampler(store, SealedFiles(directory, run_id), lock, make_sampler, snapshot_every)
         except BaseException:
@@ -52,20 +51,6 @@ def open_run(
     except BaseException:
         lock.release()
         raise
-
-
-def check_witness(store: Store, known: tuple[int, bytes] | None) -> None:
-    """A LedgerError if the witness knows of a row that is missing, or is another one."""
-    if known is None:
-        return
-    number, checksum = known
-    if number > store.last:
-        raise LedgerError(
-            f"{store.path} must have the {number + 1} rows that were committed, "
-            f"got {store.last + 1}: rows are missing"
-        )
-    if store.checksum_of(number) != checksum:
-        raise LedgerError(f"{store.path} must be as it was written, but row {number} is another one")
 
 
 def _begin(run: Path, directory: Path, make_sampler: MakeSampler) -> None:

@@ -13,6 +13,8 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.ledger.codec import available_of, cohort_of
+from sortition.ledger.files import side_directory
+from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.replay import within
 from sortition.ledger.store import Event, Store
 
@@ -45,7 +47,9 @@ class RunRecord:
     """What is on disk of a run, as it was when it was opened. ``read_run`` makes it."""
 
     def __init__(self, path: Path) -> None:
+        known = witness(side_directory(path) / LOCK)
         self._store = Store(path, write=False)
+        self._store.check_witness(known)
         self.path = path
         first = self._store.event(0)
         self.begun_at = first.time

@@ -97,15 +97,10 @@ class Store:
                     if mode != "wal":
                         raise LedgerError(f"{path} must be on a file system that allows WAL, got {mode!r}")
                     self._connection.execute("PRAGMA synchronous = FULL")
-                row = self._connection.execute(
-                    "SELECT number, checksum FROM events ORDER BY number DESC LIMIT 1"
-                ).fetchone()
+                self.last, self._last_checksum = self._last_row()
             except BaseException:
                 self._connection.close()
                 raise
-        if row is None:
-            raise LedgerError(f"{path} must hold at least the row that begins a run, got none")
-        self.last, self._last_checksum = int(row[0]), bytes(row[1])
 
     @staticmethod
     def create(path: Path, first: Plain) -> None:
@@ -143,10 +138,7 @@ class Store:
         with self._trouble("be readable"):
             if self._connection.in_transaction:
                 self._connection.rollback()
-            row = self._connection.execute(
-                "SELECT number, checksum FROM events ORDER BY number DESC LIMIT 1"
-            ).fetchone()
-        self.last, self._last_checksum = int(row[0]), bytes(row[1])
+            self.last, self._last_checksum = self._last_row()
 
     def events(self, after: int = -1, until: int | None = None) -> Iterator[Event]:
         """The rows after number ``after``, to the last, or to ``until``; each checked."""
@@ -189,6 +181,19 @@ class Store:
             raise LedgerError(f"{self.path} must have a row {number}, got none: rows are missing")
         return row[0]
 
+    def check_witness(self, known: tuple[int, bytes] | None) -> None:
+        """A LedgerError if a witness (see ``lock``) knows of a row that is missing, or is another one."""
+        if known is None:
+            return
+        number, seal = known
+        if number > self.last:
+            raise LedgerError(
+                f"{self.path} must have the {number + 1} rows that were committed, "
+                f"got {self.last + 1}: rows are missing"
+            )
+        if self.checksum_of(number) != seal:
+            raise LedgerError(f"{self.path} must be as it was written, but row {number} is another one")
+
     def check_structure(self) -> None:
         """Let SQLite check its own pages and the index."""
         with self._trouble("be whole"):
@@ -199,6 +204,13 @@ class Store:
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
+
+    def _last_row(self) -> tuple[int, bytes]:
+        query = "SELECT number, checksum FROM events ORDER BY number DESC LIMIT 1"
+        row = self._connection.execute(query).fetchone()
+        if row is None or not (isinstance(row[0], int) and isinstance(row[1], bytes)):
+            raise LedgerError(f"{self.path} must end with a row as it was written, got {row}")
+        return row[0], row[1]
 
     def _checked(self, row: Any, previous: bytes, expected: int) -> Event:
         number, kind, round_index, at, payload, seal = row

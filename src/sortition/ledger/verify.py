@@ -9,8 +9,7 @@ from pathlib import Path
 from sortition.core.errors import LedgerError
 from sortition.ledger.encoding import pack
 from sortition.ledger.files import SealedFiles, side_directory
-from sortition.ledger.lock import witness
-from sortition.ledger.opening import LOCK, check_witness
+from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.recipe import maker
 from sortition.ledger.replay import SNAPSHOT, MakeSampler, Replayed, begin, snapshot_values
 from sortition.ledger.store import Store
@@ -40,7 +39,7 @@ def verify_run(path: str | os.PathLike[str], make_sampler: MakeSampler | None = 
     store = Store(run, write=False)
     try:
         store.check_structure()
-        check_witness(store, known)
+        store.check_witness(known)
         first = store.event(0)
         values = first.values()
         files = SealedFiles(directory, bytes.fromhex(values["run_id"]))

@@ -1,0 +1,124 @@
+"""A run that is killed again and again, by its own hand at a given line or by its parent at any moment.
+
+Started as a program: ``python crash_child.py DIRECTORY CRASHES SEED``. What happened is printed as one line
+of JSON. Children are forked from a process that has imported and compiled everything, so that a crash costs
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+import sortition.ledger
+from sortition import AdaptiveOSMDSampler, Cohort
+from sortition.ledger import open_run
+
+ROUNDS = 24
+LEDGER = str(Path(sortition.ledger.__file__).parent)
+
+
+def make() -> AdaptiveOSMDSampler:
+    """The sampler of the run."""
+    return AdaptiveOSMDSampler(num_clients=40, cohort_size=4, num_rounds=ROUNDS, rate_scale=30.0)
+
+
+def norms_of(cohort: Cohort) -> Any:
+    """Norms that depend on the cohort alone; some clients do not reply."""
+    norms = np.exp(np.sin(cohort.round_index + 1.7 * cohort.clients))
+    norms[cohort.clients % 7 == 3] = np.nan
+    return norms
+
+
+def drive(path: str, note: Callable[[str], None] = lambda text: None) -> None:
+    """What a server does: continue the run to its end. Every fifth round is answered one round late."""
+    with open_run(path, make, snapshot_every=5) as run:
+        late = None
+        while run.round_index < ROUNDS or run.open_cohorts():
+            cohort = run.draw()
+            note(f"drawn {cohort.round_index} {cohort.ticket}\n")
+            overtaken = run.last_observed is not None and run.last_observed > cohort.round_index
+            if cohort.round_index % 5 == 4 and cohort.round_index < ROUNDS - 1 and not overtaken:
+                late = cohort
+                continue
+            run.attach(cohort.round_index, "model", {"weights": np.full(3, float(cohort.round_index))})
+            run.observe(cohort, norms_of(cohort))
+            note(f"observed {cohort.round_index} 0\n")
+            if late is not None:
+                run.observe(late, norms_of(late))
+                note(f"observed {late.round_index} 0\n")
+                late = None
+
+
+def killed_at_line(path: str, line: int, log: int) -> None:
+    """Run, and die at the given line of the ledger's code, counted as they are executed."""
+    left = [line]
+
+    def tracer(frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(LEDGER):
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return tracer
+
+    sys.settrace(tracer)
+    drive(path, lambda text: os.write(log, text.encode()) and None)
+
+
+def crash(path: str, log: int, chance: random.Random) -> bool:
+    """Fork a child that continues the run and gets killed; False if it reached the end."""
+    by_line = chance.random() < 0.6
+    line, patience = chance.randint(1, 3000), chance.uniform(0.0, 0.1)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            if by_line:
+                killed_at_line(path, line, log)
+            else:
+                drive(path, lambda text: os.write(log, text.encode()) and None)
+            status = 0
+        finally:
+            os._exit(status)
+    if not by_line:
+        time.sleep(patience)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
+        raise SystemExit("a child failed instead of being killed: see above")
+    return os.WIFSIGNALED(status)
+
+
+def main(directory: str, wanted: int, seed: int) -> None:
+    """Crash one run after another until there were enough crashes."""
+    drive(os.path.join(directory, "unbroken.db"))
+    chance = random.Random(seed)
+    crashes, runs = 0, []
+    while crashes < wanted:
+        path = os.path.join(directory, f"run{len(runs)}.db")
+        log = os.open(path + ".log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        own = 0
+        while crash(path, log, chance):
+            own += 1
+            if own > 400:
+                raise SystemExit("no progress")
+        os.close(log)
+        crashes += own
+        runs.append(path)
+    print(json.dumps({"crashes": crashes, "runs": runs}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

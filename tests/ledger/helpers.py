@@ -1,0 +1,54 @@
+"""Runs to test with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sortition import AdaptiveOSMDSampler, Cohort
+from sortition.ledger import RecordedSampler, open_run
+from sortition.ledger.encoding import pack
+
+CLIENTS, COHORT_SIZE = 30, 4
+
+
+def make(seed: int = 0) -> AdaptiveOSMDSampler:
+    """A sampler that learns quickly."""
+    return AdaptiveOSMDSampler(
+        num_clients=CLIENTS, cohort_size=COHORT_SIZE, num_rounds=50, rate_scale=30.0, seed=seed
+    )
+
+
+def norms_of(cohort: Cohort) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Norms that differ between clients and rounds; client 3 never replies."""
+    norms = np.exp(np.sin(cohort.round_index + 1.7 * cohort.clients))
+    norms[cohort.clients == 3] = np.nan
+    return np.asarray(norms)
+
+
+def play(sampler: Any, rounds: int) -> list[Cohort]:
+    """Whole rounds."""
+    cohorts = []
+    for _ in range(rounds):
+        cohort = sampler.draw()
+        sampler.observe(cohort, norms_of(cohort))
+        cohorts.append(cohort)
+    return cohorts
+
+
+def recorded(path: Path, rounds: int, **options: Any) -> list[Cohort]:
+    """A run on disk, closed; the cohorts that were drawn."""
+    with open_run(path, make, **options) as run:
+        return play(run, rounds)
+
+
+def state_bytes(sampler: Any) -> bytes:
+    """All that a sampler knows, to the bit."""
+    return pack(sampler.state_dict())
+
+
+def crash(run: RecordedSampler) -> None:
+    """Let go of the files as a process that dies does: no snapshot, no goodbye."""
+    run._abandon()

@@ -1,0 +1,147 @@
+"""One process writes, any number read, and nobody ever sees half of anything."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sortition import LedgerError
+from sortition.ledger import open_run, read_run, verify_run
+from tests.ledger.helpers import make, norms_of, play, recorded
+
+RACER = """
+import sys
+from sortition import LedgerError
+from sortition.ledger import open_run
+from tests.ledger.helpers import make, play
+sys.stdin.readline()                      # the starting gun
+try:
+    run = open_run(sys.argv[1], make)
+except LedgerError as error:
+    print("refused:", error)
+    raise SystemExit(0)
+print("won", flush=True)
+sys.stdin.readline()                      # keep it until told
+play(run, 3)
+run.close()
+"""
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(
+        [sys.executable, "-c", RACER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "existing"])
+def test_two_processes_race_for_one_run(path: Path, exists: bool) -> None:
+    if exists:
+        recorded(path, 2)
+    racers = [start(path), start(path)]
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    said = []
+    for racer in racers:
+        assert racer.stdout is not None
+        said.append(racer.stdout.readline().strip())
+    assert sorted(line.split(":")[0] for line in said) == ["refused", "won"]
+    assert "must have one writer" in "".join(said)
+    for racer in racers:
+        racer.communicate("finish\n" if "won" in said[racers.index(racer)] else None, timeout=60)
+        assert racer.returncode == 0
+    assert verify_run(path).rounds == (5 if exists else 3)
+
+
+def test_a_second_writer_in_the_same_process(path: Path) -> None:
+    with open_run(path, make), pytest.raises(LedgerError, match="must have one writer"):
+        open_run(path, make)
+    open_run(path, make).close()
+
+
+def test_a_killed_writer_leaves_no_lock_behind(path: Path) -> None:
+    racer = start(path)
+    assert racer.stdin is not None
+    assert racer.stdout is not None
+    racer.stdin.write("go\n")
+    racer.stdin.flush()
+    assert racer.stdout.readline() == "won\n"
+    racer.kill()
+    racer.communicate()
+    open_run(path, make).close()
+
+
+def _in_a_fork(run: Any, answer: Any) -> None:
+    try:
+        run.draw()
+    except LedgerError as error:
+        answer.put(str(error))
+    else:
+        answer.put("drawn")
+
+
+def test_a_fork_is_not_the_writer(path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    with open_run(path, make) as run:
+        play(run, 1)
+        answer = fork.SimpleQueue()
+        child = fork.Process(target=_in_a_fork, args=(run, answer))
+        child.start()
+        assert "got a fork of it" in answer.get()
+        child.join()
+        play(run, 1)
+    assert verify_run(path).rounds == 2
+
+
+def test_readers_see_whole_rounds_while_it_is_written(path: Path) -> None:
+    with open_run(path, make, snapshot_every=2) as run:
+        for rounds in range(6):
+            with read_run(path) as early:
+                cohort = run.draw()
+                with read_run(path) as late:
+                    run.observe(cohort, norms_of(cohort))
+                    seen = list(late.rounds())
+                assert len(list(early.rounds())) == rounds  # as it was when it was opened
+            assert [round_.norms is None for round_ in seen] == [False] * rounds + [True]
+            assert np.array_equal(seen[-1].cohort.clients, cohort.clients)
+            assert verify_run(path).rounds == rounds + 1
+
+
+def test_reading_changes_nothing(path: Path) -> None:
+    recorded(path, 3)
+    before = {file: file.read_bytes() for file in path.parent.rglob("*") if file.is_file()}
+    verify_run(path)
+    with read_run(path) as record:
+        list(record.rounds())
+    assert before == {file: file.read_bytes() for file in before}
+
+
+def test_reading_where_nothing_may_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a read-only medium SQLite can't make the files that WAL needs; the run is read as it lies there."""
+    recorded(path, 3)
+    connect = sqlite3.connect
+
+    def without_files(address: str, **options: Any) -> sqlite3.Connection:
+        if "immutable" not in address:
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(address, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", without_files)
+    with read_run(path) as record:
+        assert len(list(record.rounds())) == 3
+    with pytest.raises(LedgerError, match="unable to open"):
+        open_run(path, make)
