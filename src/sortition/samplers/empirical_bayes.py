@@ -20,6 +20,7 @@ from sortition.samplers.population import (
     HIGHEST,
     LARGEST_RATIO,
     LOWEST,
+    MOST_NOISE,
     Constants,
     Population,
     log_mean_exp,
@@ -101,7 +102,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._seen[slots] = np.stack((new_mean, new_visits, surprise), axis=1)
 
         own = new_visits / (new_visits + people.pseudo_visits)
-        bonus = 0.5 * min(people.noise_variance, 4.0)
+        bonus = 0.5 * c.noise_bonus * min(people.noise_variance, MOST_NOISE)
         logs = 0.5 * (own * (new_mean + bonus) + (1.0 - own) * people.stranger)
         self._lifted.lift(clients, logs, 0.5 * people.stranger)
 

@@ -36,6 +36,8 @@ class Constants:
     """A surprise upwards beyond this makes the client start anew."""
     caution: float = 1.5
     """A surprise downwards counts for at most so many standard deviations."""
+    noise_bonus: float = 1.0
+    """What the noise adds to a client's expected square, of what it would if logarithms were normal."""
     noise_memory: float = 0.998
     """Memory of the noise, a visit."""
 
@@ -45,6 +47,8 @@ LARGEST_RATIO = 10.0
 LARGEST_MEAN_RATIO = 4.0
 LARGEST_DEVIATION = 25.0
 """Squared deviations are cut here, before they count as noise."""
+MOST_NOISE = 4.0
+"""No more noise than this is taken to be normal."""
 LEAST_SIGNAL = 0.05
 """At least this much of the spread is believed to be real."""
 LEAST_SPREAD = 1e-3
