@@ -128,7 +128,7 @@ def arena_command(
 def _print(arena: Arena, measure: str) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 30 + 14 * len(arena.samplers)
+        console.width = max(110, 30 + 14 * len(arena.samplers))
     console.print(arena_table(arena, measure))
     if arena.mode == "closed":
         console.print(closed_loop_table(arena))
