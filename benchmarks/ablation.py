@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/ablation.py [--seeds N] [--jobs N] [--only NAME,...]
 
 One line a variant: the geometric mean over the environments of the variance ratio to the optimum, overall and
-in the first tenth of the rounds, and the environments that gain and lose most against the constants as they are.
+in the first tenth of the rounds, and which environments gain and lose most against the constants as they are.
 """
 
 from __future__ import annotations
