@@ -17,10 +17,14 @@ from sortition.samplers.default import default_sampler
 from sortition.samplers.doubling import DoublingOSMDSampler
 from sortition.samplers.empirical_bayes import EmpiricalBayesSampler
 from sortition.samplers.fixed import FixedSampler, ProportionalSampler
+from sortition.samplers.guard import Guard
+from sortition.samplers.kvib import KVibSampler
 from sortition.samplers.mabs import MABSSampler
+from sortition.samplers.ocs import OptimalClientSampler
 from sortition.samplers.optimal import OptimalSampler
 from sortition.samplers.osmd import OSMDSampler
 from sortition.samplers.portfolio import PortfolioSampler
+from sortition.samplers.privacy import NormPrivacy
 from sortition.samplers.uniform import UniformSampler
 from sortition.samplers.vrb import VRBSampler
 
@@ -37,9 +41,13 @@ __all__ = [
     "EmpiricalBayesSampler",
     "FeedbackError",
     "FixedSampler",
+    "Guard",
+    "KVibSampler",
     "LedgerError",
     "MABSSampler",
+    "NormPrivacy",
     "OSMDSampler",
+    "OptimalClientSampler",
     "OptimalSampler",
     "PortfolioSampler",
     "ProportionalSampler",
