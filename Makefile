@@ -11,8 +11,8 @@ PINS := pyproject.toml constraints.txt
 BASE := $(VENV)/.installed-demo
 FULL := $(VENV)/.installed-all
 
-DEMO_EXTRAS := cli,experiments
-ALL_EXTRAS  := cli,experiments,flower,dev
+DEMO_EXTRAS := cli,experiments,reports
+ALL_EXTRAS  := cli,experiments,reports,torch,flower,dev
 
 # pip before 25.3 also applies PIP_CONSTRAINT to the build backend; later ones ask for PIP_BUILD_CONSTRAINT.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt \
@@ -27,7 +27,7 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
 demo: $(BASE) ## Compare the samplers, installing only what that needs
-	@$(BIN)/sortition compare
+	@$(BIN)/sortition compare --report demo-report.html
 
 setup: $(FULL) ## Install the library with every extra into .venv
 

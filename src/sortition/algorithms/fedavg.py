@@ -21,7 +21,7 @@ class FedAvg:
     With :math:`\mu_l` = ``local_step_size``, :math:`B` = ``local_steps``, :math:`\mu` = ``step_size`` and
     :math:`g^t_m = w^t - w^{t,B}_m`,
 
-    .. math:: w^{t+1} = w^t - \mu \sum_{m \in S^t} \lambda_m\,\mathrm{weight}_m\, g^t_m            (Equation 15)
+    .. math:: w^{t+1} = w^t - \mu \sum_{m \in S^t} \lambda_m\,\mathrm{weight}_m\, g^t_m     (Equation 15)
 
     The norms that the sampler is to learn from are :math:`\|g^t_m\| / (\mu_l \sqrt B)`, so that
 

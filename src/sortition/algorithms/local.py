@@ -31,7 +31,8 @@ def train_locally(
 ) -> FloatArray:
     r"""The clients' models after their local steps, one row a client; the whole cohort at once.
 
-    .. math:: w^{t,b+1}_m = w^{t,b}_m - \mu_l \big(\nabla\phi(w^{t,b}_m; \xi^{t,b}_m) + \mathrm{correction}_m\big),
+    .. math:: w^{t,b+1}_m = w^{t,b}_m
+              - \mu_l \big(\nabla\phi(w^{t,b}_m; \xi^{t,b}_m) + \mathrm{correction}_m\big),
               \qquad w^{t,0}_m = w^t            (Algorithm 4, lines 7 to 10)
     """
     models = np.tile(model, (len(clients), 1))

@@ -14,7 +14,7 @@ from sortition.core.variance import aggregate
 
 
 class PersonalisedProblem(Protocol):
-    r"""Minimise :math:`h(w) = \sum_m \lambda_m F_m(w, \hat\beta_m(w))` (Equation 37).
+    r"""Minimise :math:`h(w) = \sum_m \lambda_m F_m(w, \hat\beta_m(w))` (Appendix D.1).
 
     Here :math:`\hat\beta_m(w) = \arg\min_\beta G_m(w, \beta)` is the client's own answer to the shared w.
     """
@@ -44,8 +44,8 @@ class Personalised:
     A client that matters for the shared part need not matter for the response part, so each sampler learns
     from the norms of its own part.
 
-    Deviation: the text's gradient (Equation 38) has a factor 1/M beside :math:`\lambda_m`, which its objective
-    (Equation 37) has not; we take the gradient of the objective, and a test checks it by finite differences.
+    Deviation: the text's gradient (Appendix D.1) has a factor 1/M beside :math:`\lambda_m`, which its
+    objective has not; we take the gradient of the objective, and a test checks it by finite differences.
     """
 
     step_size: float

@@ -40,8 +40,8 @@ class Scaffold:
     .. math:: w^{t+1} = w^t + \mu \sum_{m \in S^t} \lambda_m\,\mathrm{weight}_m\,(w^{t+}_m - w^t), \qquad
               c \leftarrow c + \sum_{m \in S^t} \lambda_m (c_m^+ - c_m)
 
-    The sampler learns from :math:`\|w^{t+}_m - w^t\|` (last appendix). Uniform draws and weights make this the
-    original algorithm; the model's step stays unbiased for any sampler and design.
+    The sampler learns from :math:`\|w^{t+}_m - w^t\|` (last appendix). Uniform draws and weights make this
+    the original algorithm; the model's step stays unbiased for any sampler and design.
     """
 
     local_step_size: float

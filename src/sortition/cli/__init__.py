@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-EXTRAS = {"typer": "cli", "rich": "cli", "sklearn": "experiments"}
+EXTRAS = {"typer": "cli", "rich": "cli", "sklearn": "experiments", "vl_convert": "reports", "torch": "torch"}
 
 
 def main() -> None:

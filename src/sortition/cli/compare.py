@@ -17,6 +17,7 @@ from sortition.core.designs import DESIGNS, Design
 from sortition.experiments import BASELINE, CONTESTANTS, Comparison, compare
 from sortition.experiments.contestants import INDEPENDENT_ONLY
 from sortition.problems import STEP_SIZE, DigitsFederation
+from sortition.reports.comparison_page import comparison_page
 from sortition.reports.export import comparison_json
 from sortition.reports.table import HOW_TO_READ, comparison_table
 
@@ -67,8 +68,19 @@ def compare_command(
             help="Write results and curves here.",
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            callback=writable_file,
+            metavar="FILE",
+            dir_okay=False,
+            help="Write a page to look at here (HTML).",
+        ),
+    ] = None,
 ) -> None:
     """Train on a federation of handwritten digits with several samplers, and print what each is worth."""
+    if report is not None:
+        import vl_convert  # noqa: F401 - if it is missing, say so before the work and not after it
     chosen = {name: CONTESTANTS[name] for name in samplers.split(",")}
     runs = len({BASELINE, *chosen}) * repeats
     with RoundsProgress(total=runs * rounds) as progress:
@@ -87,14 +99,22 @@ def compare_command(
     _print(comparison, clients)
     if json is not None:
         json.write_text(comparison_json(comparison), encoding="utf-8")
+    if report is not None:
+        title = f"Samplers compared: handwritten digits over {clients} clients"
+        report.write_text(comparison_page(comparison, title, _what(comparison, clients)), encoding="utf-8")
+        typer.echo(f"Report: {report.resolve()}")
 
 
 def _print(comparison: Comparison, clients: int) -> None:
     console = Console(highlight=False)
+    console.print(_what(comparison, clients))
+    console.print(comparison_table(comparison))
+    console.print(HOW_TO_READ)
+
+
+def _what(comparison: Comparison, clients: int) -> str:
     repeats = "one run each" if comparison.repeats == 1 else f"mean of {comparison.repeats} repeats"
-    console.print(
+    return (
         f"Handwritten digits over {clients} clients, {comparison.cohort_size} drawn a round "
         f"({comparison.design.replace('_', ' ')}),\n{comparison.num_rounds} rounds, {repeats}"
     )
-    console.print(comparison_table(comparison))
-    console.print(HOW_TO_READ)

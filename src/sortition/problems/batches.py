@@ -16,7 +16,7 @@ STEPS_A_ROUND = 1 << 20
 
 
 def stream(seed: int, purpose: int) -> RoundGenerator:
-    """Randomness of ``seed`` for one purpose: another stream than a sampler's of the same seed (purpose 0)."""
+    """Randomness of ``seed`` for one purpose: not that of a sampler with that seed, which is 0."""
     return RoundGenerator(seed + (purpose << 64))
 
 

@@ -12,12 +12,13 @@ class PersonalisedLeastSquares:
     r"""Clients share w and have :math:`\beta_m` of their own, fitted to other data than w is judged by.
 
     .. math:: F_m(w, \beta) = \frac1{2n} \|A_m w + B_m \beta - y_m\|^2, \qquad
-              G_m(w, \beta) = \frac1{2n} \|\bar A_m w + \bar B_m \beta - \bar y_m\|^2 + \frac\rho2 \|\beta\|^2
+              G_m(w, \beta) = \frac1{2n} \|\bar A_m w + \bar B_m \beta - \bar y_m\|^2
+              + \frac\rho2 \|\beta\|^2
 
     with :math:`\rho` = ``ridge``. The client's answer is
     :math:`\hat\beta_m(w) = H_m^{-1} \frac1n \bar B_m^\top(\bar y_m - \bar A_m w)`,
-    :math:`H_m = \frac1n \bar B_m^\top \bar B_m + \rho I`. Weights are proportional to random sizes; scales differ
-    between clients by orders of magnitude, and for A and B independently.
+    :math:`H_m = \frac1n \bar B_m^\top \bar B_m + \rho I`. Weights are proportional to random sizes; scales
+    differ between clients by orders of magnitude, and for A and B independently.
 
     >>> problem = PersonalisedLeastSquares(num_clients=3, seed=1)
     >>> problem.responses(np.zeros(4), np.arange(3)).shape
@@ -71,7 +72,7 @@ class PersonalisedLeastSquares:
         return np.asarray((self._a[clients].transpose(0, 2, 1) @ residuals)[..., 0] / self._samples)
 
     def response_gradients(self, model: FloatArray, clients: IntArray, round_index: int) -> FloatArray:
-        r""":math:`-\nabla^2_{w\beta^\top} G_m\,[\nabla^2_{\beta\beta^\top} G_m]^{-1}\,\nabla_\beta F_m` (Appendix D.1)."""
+        r""":math:`-\nabla^2_{w\beta^\top} G_m\,[\nabla^2_{\beta\beta^\top} G_m]^{-1}\,\nabla_\beta F_m`."""
         residuals = self._residuals(model, clients)[..., None]
         by_local = self._b[clients].transpose(0, 2, 1) @ residuals / self._samples
         mixed = self._a_bar[clients].transpose(0, 2, 1) @ self._b_bar[clients] / self._samples

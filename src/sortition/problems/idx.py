@@ -141,7 +141,8 @@ def download(image_set: ImageSet, target: Path) -> None:
             reason = getattr(error, "reason", error)
             raise DataError(
                 f"{image_set.name} was found nowhere and could not be downloaded from {url} ({reason}); "
-                f"put its files, {PARTS[0]}-* or {PARTS[1]}-*, into DIR/{image_set.name} and name DIR with --data"
+                f"put its files, {PARTS[0]}-* or {PARTS[1]}-*, into DIR/{image_set.name} "
+                "and name DIR with --data"
                 + (", or install Debian's dataset-fashion-mnist" if image_set.packaged else "")
             ) from None
         checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()

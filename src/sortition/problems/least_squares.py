@@ -67,10 +67,11 @@ class LeastSquares:
 
         # ||y - X w||^2 = rest + ||R (w - best)||^2: no cancellation where the loss is small
         flat = self.features.reshape(-1, self.dimension)
-        best, *_ = np.linalg.lstsq(flat, self.targets.ravel(), rcond=None)
-        self.minimiser: FloatArray = best
+        self.minimiser: FloatArray = np.asarray(
+            np.linalg.lstsq(flat, self.targets.ravel(), rcond=None)[0], dtype=np.float64
+        )
         self._root = np.linalg.qr(flat, mode="r") / np.sqrt(2.0 * len(flat))
-        self.least_loss = float(np.mean((flat @ best - self.targets.ravel()) ** 2)) / 2.0
+        self.least_loss = float(np.mean((flat @ self.minimiser - self.targets.ravel()) ** 2)) / 2.0
 
     def initial_model(self) -> FloatArray:
         """w = 0."""

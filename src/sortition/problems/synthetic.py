@@ -29,8 +29,8 @@ def diagonal() -> FloatArray:
 def heterogeneous(spread: float, seed: int) -> Data:
     r"""Features of client m with **covariance** :math:`s_m \Sigma`, as the text says (Equation 26).
 
-    .. math:: y_{m,i} = \langle w_\star, x_{m,i}\rangle + N(0, 0.1^2), \quad x_{m,i} \sim N(0, s_m \Sigma), \quad
-              s_m \propto e^{N(0, \sigma^2)},\ \max_m s_m = 10
+    .. math:: y_{m,i} = \langle w_\star, x_{m,i}\rangle + N(0, 0.1^2), \quad
+              x_{m,i} \sim N(0, s_m \Sigma), \quad s_m \propto e^{N(0, \sigma^2)},\ \max_m s_m = 10
 
     with :math:`\sigma` = ``spread``; the entries of :math:`w_\star` are N(10, 3), 3 read as the variance.
 
@@ -48,12 +48,12 @@ def heterogeneous(spread: float, seed: int) -> Data:
 
 
 def authors_heterogeneous(spread: float, seed: int = AUTHORS_SEED) -> Data:
-    r"""The data that the authors' generator makes: features with **standard deviation** :math:`s_m \Sigma_{jj}`.
+    r"""What the authors' generator makes: features with **standard deviation** :math:`s_m \Sigma_{jj}`.
 
-    numpy's legacy generator, seeded anew for each :math:`\sigma`: :math:`w_\star \sim N(10, 3)` (3 is here the
-    standard deviation), the scales, and then for each client its rows, one by one, and its noises.
-    ``../shared/baselines.md`` does not say that the seed is set for each :math:`\sigma`; the published
-    curves of optimal sampling agree with that reading to 0.01 and with the other one not at all.
+    numpy's legacy generator, seeded anew for each :math:`\sigma`: :math:`w_\star \sim N(10, 3)` (3 is here
+    the standard deviation), the scales, and then for each client its rows, one by one, and its noises. That
+    the seed is set for each :math:`\sigma` is our reading: the published curves of optimal sampling agree
+    with it to 0.02, and with one seed for all three not at all.
     """
     rng = np.random.RandomState(seed)
     truth = rng.normal(10.0, 3.0, DIMENSION)

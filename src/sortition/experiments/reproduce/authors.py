@@ -24,7 +24,8 @@ from sortition.samplers.adaptive import AdaptiveOSMDSampler
 def authors_rate_scale(cohort_size: int) -> float:
     r"""The authors' expert rates over the text's: K/2.
 
-    .. math:: \frac{K^2\alpha^3}{M^3 A}\sqrt{\frac{\ln M}{2T}} \Big/ \frac{K\alpha^3}{M^3 A}\sqrt{\frac{2\ln M}{T}} = \frac K2
+    .. math:: \frac{K^2\alpha^3}{M^3 A}\sqrt{\frac{\ln M}{2T}} \Big/
+              \frac{K\alpha^3}{M^3 A}\sqrt{\frac{2\ln M}{T}} = \frac K2
 
     >>> authors_rate_scale(5)
     2.5
@@ -33,7 +34,7 @@ def authors_rate_scale(cohort_size: int) -> float:
 
 
 class AuthorsAdaptiveOSMDSampler(AdaptiveOSMDSampler):
-    """Adaptive-OSMD whose gradient estimate counts a repeated draw once, and its loss estimate as often as drawn.
+    """Adaptive-OSMD that counts repeated draws once in its gradient estimate, and all in its loss estimate.
 
     Two passes over the experts: the first has rates of zero, and only reweighs them by their losses; the
     second takes the mirror steps, and has a meta rate of zero.
@@ -108,6 +109,6 @@ class ShrinkingSGD:
 def authors_image_loss(problem: ImageFederation, model: FloatArray) -> float:
     """Batch-mean losses added up and divided by the number of **samples**: far below the mean cross-entropy.
 
-    A client's images are taken as one batch; ``../shared/baselines.md`` does not say how the authors cut them.
+    A client's images are taken as one batch; how the authors cut them into batches is not recorded.
     """
     return float(problem.client_losses(model).sum() / problem.num_training)

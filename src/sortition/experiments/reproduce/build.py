@@ -108,6 +108,7 @@ class Start:
             "client_weights": self.problem.client_weights,
             "design": self.settings.design,
             "seed": self.settings.seed,
+            "guard": None,  # the paper to the letter
         }
 
 
@@ -146,7 +147,9 @@ def _mabs(start: Start) -> Sampler:
 
 def _vrb(start: Start) -> Sampler:
     bound = start.bound
-    if start.settings.variant == "authors":  # fed losses: L = 1.5 max(loss)^2, in the units of lambda^2 loss^2
+    if (
+        start.settings.variant == "authors"
+    ):  # fed losses: L = 1.5 max(loss)^2, in the units of lambda^2 loss^2
         bound = 1.5 * float(np.max(start.problem.client_weights * start.losses) ** 2)
     return VRBSampler(**start.common(), exploration=start.settings.exploration, feedback_bound=bound)
 

@@ -27,10 +27,10 @@ def simulate(
 ) -> dict[str, FloatArray]:
     r"""Run, and return curves over the ``rounds`` at which they were evaluated.
 
-    ``loss`` is the training loss after a round's step, ``accuracy`` that on validation images. ``regret`` is
-    cumulated, in the text's variant :math:`\sum_t l_t(p^t) - l_t(p^t_\star)` with the round's own updates; in the
-    authors' :math:`\sum_t \sum_m a_m/p_m - (\sum_m \sqrt{a_m})^2`, without 1/K, at the model after the step. Of
-    Adaptive-OSMD by the text there is also ``floor_regret``, that against the best comparators in
+    ``loss`` is the training loss after a round's step, ``accuracy`` that on validation images. ``regret``
+    is cumulated: in the text's variant :math:`\sum_t l_t(p^t) - l_t(p^t_\star)` with the round's own updates,
+    in the authors' :math:`\sum_t \sum_m a_m/p_m - (\sum_m \sqrt{a_m})^2`, without 1/K, at the model after the
+    step. Of Adaptive-OSMD by the text there is also ``floor_regret``, that against the best comparators in
     :math:`\mathcal A`, with their ``variation`` and the ``bound`` of Theorem 8.
     """
     problem = make_problem(settings, data)

@@ -1,0 +1,100 @@
+"""``sortition reproduce``: the paper's figures, run and drawn."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from sortition.cli.app import app
+from sortition.cli.options import whole_number
+from sortition.cli.progress import RoundsProgress
+from sortition.experiments.reproduce import FIGURES, FULL, QUICK, VARIANTS, Result, Variant, execute, plan
+from sortition.experiments.reproduce.store import write_whole
+from sortition.reports.reproduction import check_outputs, provenance, report_page, write_figure
+
+EVERYTHING = "all"
+
+
+def known_figures(names: list[str]) -> list[str]:
+    """Check names of figures; ``all`` stands for every one."""
+    for name in names:
+        if name not in (*FIGURES, EVERYTHING):
+            raise typer.BadParameter(f"expected {', '.join(FIGURES)} or {EVERYTHING}, got {name!r}.")
+    return list(FIGURES) if EVERYTHING in names else list(dict.fromkeys(names))
+
+
+def known_variant(name: str) -> str:
+    """Check the name of a variant."""
+    if name not in (*VARIANTS, "both"):
+        raise typer.BadParameter(f"expected {', '.join(VARIANTS)} or both, got {name!r}.")
+    return name
+
+
+@app.command("reproduce")
+def reproduce_command(
+    figures: Annotated[
+        list[str],
+        typer.Argument(callback=known_figures, metavar="FIGURE...", help="fig1 to fig8, or all."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            file_okay=False,
+            show_default="reproduction, or reproduction-quick",
+            help="Where results go; finished runs found there are not run again.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="30 rounds of everything, to see that it works.")
+    ] = False,
+    variant: Annotated[
+        str,
+        typer.Option(
+            callback=known_variant, metavar="NAME", help="text, authors (their published code) or both."
+        ),
+    ] = "both",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Directory with mnist, kmnist and fashion-mnist as IDX files (fig6)."
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
+) -> None:
+    """Run the paper's experiments and draw its figures, published beside measured where both are known."""
+    import vl_convert  # noqa: F401 - if it is missing, say so before the work and not after it
+
+    target = out or Path("reproduction-quick" if quick else "reproduction")
+    scale = QUICK if quick else FULL
+    variants = VARIANTS if variant == "both" else (cast(Variant, variant),)
+    check_outputs([target / name for name in figures], quick)
+    todo = plan(figures, target, variants=variants, scale=scale, data=data)
+    if todo.kept:
+        typer.echo(f"{todo.kept} finished runs found in {todo.store.directory}", err=True)
+    begun = time.monotonic()
+    with RoundsProgress(total=todo.rounds) as progress:
+        results = execute(todo, jobs, progress.advance_to)
+    seconds = time.monotonic() - begun
+    if todo.missing:
+        typer.echo(f"{len(todo.missing)} runs, {todo.rounds:,} rounds in {seconds:.0f} s", err=True)
+    origin = provenance(todo, scale, quick)
+    for result in results:
+        write_figure(result, target / result.figure.name, origin)
+        typer.echo(f"{result.figure.name}: {target / result.figure.name}")
+        _print_numbers(result)
+    page = target / "report.html" if len(results) > 1 else target / figures[0] / "report.html"
+    write_whole(page, report_page(results, origin).encode())
+    typer.echo(f"Report: {page.resolve()}")
+
+
+def _print_numbers(result: Result) -> None:
+    """How many published numbers were met."""
+    for variant in VARIANTS:
+        rows = [row for row in result.table if row["variant"] == variant]
+        if rows:
+            met = sum(row["within"] for row in rows)
+            typer.echo(f"  {variant}: {met} of {len(rows)} published numbers within their tolerance")

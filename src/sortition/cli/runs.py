@@ -1,0 +1,102 @@
+"""``sortition runs`` and ``sortition report``: look at a recorded run, check it, take it elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sortition.cli.app import app
+from sortition.cli.options import whole_number, writable_file
+from sortition.ledger import read_run, verify_run
+from sortition.ledger.export import export_csv
+from sortition.ledger.summary import CLIENT_COLUMNS, ClientSummary, client_row, figures, summarise
+
+runs_app = typer.Typer()
+app.add_typer(runs_app, name="runs")
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The file of the run, as given to open_run.")]
+
+
+@runs_app.callback(invoke_without_command=True)
+def runs(context: typer.Context) -> None:
+    """Look at a recorded run, check it, and take it elsewhere."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@runs_app.command("show")
+def show(
+    run: Run,
+    top: Annotated[
+        int, typer.Option(parser=whole_number(0), metavar="N", help="Clients at each end of the list.")
+    ] = 5,
+) -> None:
+    """Print rounds, coverage, failures, and the most and least drawn clients and why."""
+    with read_run(run) as record:
+        summary = summarise(record)
+    console = Console(highlight=False)
+    for name, value in figures(summary):
+        console.print(f"{name:<18} {value}")
+    if top and summary.clients:
+        console.print(_clients("most drawn", summary.clients[:top]))
+        console.print(_clients("least drawn, of those drawn at all", summary.clients[: -top - 1 : -1]))
+
+
+@runs_app.command("export")
+def export(
+    run: Run,
+    csv: Annotated[Path, typer.Option(metavar="DIR", help="Where rounds.csv, draws.csv, members.csv go.")],
+) -> None:
+    """Write the run as CSV files: a row a round, a row a draw, a row for whoever joined or left."""
+    with read_run(run) as record:
+        for path in export_csv(record, csv):
+            typer.echo(str(path))
+
+
+@runs_app.command("verify")
+def verify(run: Run) -> None:
+    """Check every checksum, replay the run from the start, and compare."""
+    found = verify_run(run)
+    typer.echo(
+        f"{run}: {found.rows} rows, {found.rounds} rounds, {found.snapshots} snapshots, "
+        f"{found.attachments} attachments: all as they were written"
+    )
+    if found.replayed:
+        typer.echo("every cohort was drawn again, and every snapshot reached again, to the bit")
+    else:
+        typer.echo(
+            "not replayed, for the sampler is not one of the library's own: "
+            "sortition.ledger.verify_run(path, make_sampler) does"
+        )
+
+
+@app.command("report")
+def report(
+    run: Run,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            callback=writable_file, metavar="FILE", help="Where the page goes; RUN.html by default."
+        ),
+    ] = None,
+) -> None:
+    """Make a page of a recorded run: one HTML file that opens offline."""
+    from sortition.reports.ledger_page import ledger_page
+
+    target = run.with_name(run.name + ".html") if output is None else output
+    with read_run(run) as record:
+        target.write_text(ledger_page(record), encoding="utf-8")
+    typer.echo(str(target))
+
+
+def _clients(title: str, clients: tuple[ClientSummary, ...]) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in CLIENT_COLUMNS:
+        table.add_column(column, justify="right")
+    for known in clients:
+        table.add_row(*client_row(known))
+    return table

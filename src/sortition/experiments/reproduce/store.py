@@ -1,0 +1,71 @@
+"""Finished runs as files: whole or not there, and never believed when they are neither."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sortition.core.errors import DataError
+from sortition.core.types import FloatArray
+from sortition.experiments.parallel import Tick
+from sortition.experiments.reproduce.settings import RunSettings
+from sortition.experiments.reproduce.simulate import simulate
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside ``path`` and rename: a reader, or a kill, finds the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+class RunStore:
+    """A directory with one file for each finished run, named by the key of its settings."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, settings: RunSettings) -> Path:
+        """Where the results of these settings are, or will be."""
+        return self.directory / f"{settings.key()}.npz"
+
+    def holds(self, settings: RunSettings) -> bool:
+        """Whether such a run was finished; a damaged file is an error, not an answer."""
+        if not self.path(settings).is_file():
+            return False
+        self.load(settings)
+        return True
+
+    def load(self, settings: RunSettings) -> dict[str, FloatArray]:
+        """The curves of a finished run."""
+        path = self.path(settings)
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
+                curves = {name: archive[name] for name in archive.files}
+            said = json.loads(str(curves.pop("settings")))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{path} must be the result of a finished run, got a damaged file ({error}); "
+                f"delete it and start again"
+            ) from None
+        if said != settings.plain() or not len(curves.get("loss", ())):
+            raise DataError(f"{path} must hold the run that its name says, got another one; delete it")
+        return curves
+
+    def save(self, settings: RunSettings, curves: dict[str, FloatArray]) -> None:
+        """Keep the curves of a finished run."""
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {"settings": np.array(json.dumps(settings.plain())), **curves}
+        np.savez(content, **arrays)
+        write_whole(self.path(settings), content.getvalue())
+
+
+def run_and_keep(settings: RunSettings, directory: Path, data: Path | None, tick: Tick) -> None:
+    """Run, and write the result: what a worker does."""
+    RunStore(directory).save(settings, simulate(settings, data, tick))

@@ -1,0 +1,197 @@
+"""A figure as a Vega-Lite specification: one source for PNG, SVG and the interactive page."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from sortition.experiments.reproduce import Curve, Result
+
+POINTS = 60
+"""Points of a curve that are drawn; the CSV has them all."""
+WIDTH, HEIGHT = 250, 170
+COLOURS = {
+    "Adaptive-OSMD": "#0072b2",
+    "Uniform": "#d55e00",
+    "Optimal (oracle)": "#222222",
+    "MABS": "#cc79a7",
+    "VRB": "#e69f00",
+    "Avare": "#009e73",
+    "Proportional (not in the paper)": "#7f7f7f",
+}
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222", "#56b4e9", "#7f7f7f")
+VARIANT_TITLES = {"text": "As the text says", "authors": "As the authors' code does"}
+AXIS_TITLES = {
+    "log loss": "log of the training loss",
+    "log regret": "log of the cumulative regret",
+    "accuracy": "validation accuracy",
+}
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+
+
+def chart(result: Result) -> dict[str, Any]:
+    """The whole figure: for each variant, a row a quantity and a column a panel."""
+    if result.figure.name == "fig5":
+        return _page(_sizes(result))
+    numbers = count()  # a selection needs a name of its own within the chart
+    blocks = []
+    for variant in dict.fromkeys(curve.variant for curve in result.curves):
+        mine = [curve for curve in result.curves if curve.variant == variant]
+        rows = []
+        for quantity in dict.fromkeys(curve.quantity for curve in mine):
+            panels = dict.fromkeys(curve.panel for curve in mine)
+            rows.append(
+                {
+                    "hconcat": [
+                        _panel(
+                            [c for c in mine if c.quantity == quantity and c.panel == panel],
+                            panel,
+                            zoom=f"zoom{next(numbers)}",
+                        )
+                        for panel in panels
+                    ]
+                }
+            )
+        blocks.append({"title": _title(VARIANT_TITLES[variant]), "vconcat": rows})
+    return _page({"vconcat": blocks, "spacing": 30})
+
+
+def line_chart(
+    lines: dict[str, tuple[Any, Any]], x_title: str, y_title: str, width: int = 560, height: int = 300
+) -> dict[str, Any]:
+    """Plain curves, for other reports: name -> (x, y)."""
+    curves = [
+        Curve("", "", name, y_title, 0.0, np.asarray(x, float), np.asarray(y, float), np.zeros(len(y)))
+        for name, (x, y) in lines.items()
+    ]
+    panel = _panel(curves, "", x_title, zoom="zoom")
+    return _page({**panel, "width": width, "height": height})
+
+
+def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str) -> dict[str, Any]:
+    labels = [curve.label for curve in curves]
+    colours = [COLOURS.get(label, PALETTE[place % len(PALETTE)]) for place, label in enumerate(labels)]
+    y_title = AXIS_TITLES.get(curves[0].quantity, curves[0].quantity)
+    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": 5}}
+    colour = {
+        "field": "sampler",
+        "type": "nominal",
+        "sort": labels,
+        "scale": {"domain": labels, "range": colours},
+        "legend": {
+            "title": None,
+            "orient": "bottom",
+            "columns": 6,
+            "labelLimit": 240,
+            "symbolOpacity": 1,
+        },
+    }
+    y = {"field": "y", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
+    layers: list[dict[str, Any]] = [
+        {
+            "mark": {"type": "line", "strokeWidth": 1.8},
+            "params": [{"name": zoom, "select": "interval", "bind": "scales"}],
+            "encoding": {
+                "x": x,
+                "y": y,
+                "color": colour,
+                "tooltip": [
+                    {"field": "sampler", "title": "sampler"},
+                    {"field": "x", "title": x_title},
+                    {"field": "y", "title": y_title, "format": ".3f"},
+                ],
+            },
+        }
+    ]
+    if any(np.any(curve.spread > 0.0) for curve in curves):
+        band = {
+            "mark": {"type": "area", "opacity": 0.18},
+            "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
+        }
+        layers.insert(0, band)
+    return {
+        "title": panel,
+        "width": WIDTH,
+        "height": HEIGHT,
+        "data": {"values": [point for curve in curves for point in _points(curve)]},
+        "layer": layers,
+    }
+
+
+def _points(curve: Curve) -> list[dict[str, Any]]:
+    known = np.flatnonzero(np.isfinite(curve.mean) & np.isfinite(curve.spread))
+    if not len(known):
+        return []
+    wanted = np.linspace(0, len(known) - 1, min(POINTS, len(known))).round().astype(int)
+    return [
+        {
+            "sampler": curve.label,
+            "x": float(curve.rounds[place]),
+            "y": round(float(curve.mean[place]), 4),
+            "low": round(float(curve.mean[place] - curve.spread[place]), 4),
+            "high": round(float(curve.mean[place] + curve.spread[place]), 4),
+        }
+        for place in known[wanted]
+    ]
+
+
+def _sizes(result: Result) -> dict[str, Any]:
+    values = [
+        {"variant": VARIANT_TITLES[curve.variant], "size": str(int(size)), "clients": round(count)}
+        for curve in result.curves
+        for size, count in zip(curve.rounds, curve.mean, strict=True)
+    ]
+    order = ["1", "5", "10", "30", "100"]
+    x = {
+        "field": "size",
+        "type": "ordinal",
+        "sort": order,
+        "title": "training images",
+        "axis": {"labelAngle": 0},
+    }
+    y = {"field": "clients", "type": "quantitative", "title": "clients"}
+    layer = [
+        {"mark": {"type": "bar", "color": PALETTE[0]}, "encoding": {"x": x, "y": y}},
+        {
+            "mark": {"type": "text", "dy": -6},
+            "encoding": {"x": x, "y": y, "text": {"field": "clients"}},
+        },
+    ]
+    return {
+        "hconcat": [
+            {
+                "title": title,
+                "width": WIDTH,
+                "height": HEIGHT,
+                "data": {"values": [value for value in values if value["variant"] == title]},
+                "layer": layer,
+            }
+            for title in dict.fromkeys(value["variant"] for value in values)
+        ]
+    }
+
+
+def _title(text: str) -> dict[str, Any]:
+    return {"text": text, "anchor": "start", "fontSize": 14, "offset": 10}
+
+
+def _page(spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "$schema": SCHEMA,
+        "background": "white",
+        "padding": 8,
+        "config": {
+            "font": "DejaVu Sans, Helvetica, Arial, sans-serif",
+            "view": {"stroke": "#cccccc"},
+            "axis": {
+                "gridColor": "#eeeeee",
+                "labelFontSize": 10,
+                "titleFontSize": 11,
+                "titleFontWeight": "normal",
+            },
+            "title": {"fontSize": 12, "fontWeight": "bold"},
+        },
+        **spec,
+    }

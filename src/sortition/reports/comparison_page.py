@@ -1,0 +1,58 @@
+"""A comparison as a page to look at."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+
+from sortition.experiments.compare import Comparison, smooth
+from sortition.reports.charts import line_chart
+from sortition.reports.page import Page
+from sortition.reports.table import HOW_TO_READ
+
+
+def comparison_page(comparison: Comparison, title: str, what: str) -> str:
+    """The curves and the table of ``sortition compare``, as one self-contained page."""
+    page = Page(title, f"{what} {date.today().isoformat()}.")
+    page.paragraph(HOW_TO_READ)
+    page.table(
+        (
+            "sampler",
+            "rounds to the target",
+            "rounds vs uniform",
+            "final loss",
+            "spread",
+            "variance vs optimum",
+        ),
+        [
+            (
+                row.name,
+                f"> {comparison.num_rounds}" if row.rounds_to_target is None else row.rounds_to_target,
+                row.rounds_ratio,
+                row.final_loss,
+                row.final_loss_spread,
+                row.mean_variance_ratio,
+            )
+            for row in comparison.rows
+        ],
+    )
+    rounds = np.arange(1, comparison.num_rounds + 1)
+    page.heading("Training loss")
+    page.paragraph(
+        f"Mean of the repeats, smoothed as for the table. The loss to reach is {comparison.target_loss:.3f}. "
+        "Drag to move, scroll to zoom, double-click to reset."
+    )
+    page.chart(
+        line_chart({row.name: (rounds, smooth(row.losses)) for row in comparison.rows}, "round", "loss")
+    )
+    page.heading("Sampling variance over the optimum's")
+    page.paragraph("1 is the least that any distribution can have in that round.")
+    page.chart(
+        line_chart(
+            {row.name: (rounds, smooth(row.variance_ratios)) for row in comparison.rows},
+            "round",
+            "variance ratio",
+        )
+    )
+    return page.render()

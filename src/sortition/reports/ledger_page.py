@@ -1,0 +1,42 @@
+"""A recorded run as a page to look at."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sortition.ledger import RunRecord
+from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise
+from sortition.reports.charts import line_chart
+from sortition.reports.page import Page
+
+SHOWN = 20
+
+
+def ledger_page(record: RunRecord) -> str:
+    """Rounds, coverage, failures, norms and the clients of a run, as one self-contained page."""
+    summary = summarise(record)
+    page = Page(f"Run {record.path.name}", f"{summary.sampler}, {summary.rounds} rounds.")
+    page.table(("", ""), figures(summary))
+    rounds = np.arange(1, summary.rounds + 1)
+    page.heading("Who takes part")
+    page.paragraph(
+        "Clients drawn so far, and how many clients drawn equally often would be as diverse (the effective "
+        "number): the further the second stays below the first, the more the draws are concentrated."
+    )
+    if summary.rounds:
+        lines = {
+            "drawn so far": (rounds, summary.seen_by_round),
+            "effective": (rounds, summary.effective_by_round),
+        }
+        page.chart(line_chart(lines, "round", "clients"))
+        page.heading("Replies")
+        page.chart(
+            line_chart({"share of the cohort": (rounds, summary.replies_by_round)}, "round", "replied")
+        )
+        page.heading("Norms of the updates")
+        page.chart(line_chart({"median of the cohort": (rounds, summary.norms_by_round)}, "round", "norm"))
+    page.heading("The most drawn clients")
+    page.table(CLIENT_COLUMNS, [client_row(known) for known in summary.clients[:SHOWN]])
+    page.heading("The least drawn clients, of those drawn at all")
+    page.table(CLIENT_COLUMNS, [client_row(known) for known in summary.clients[: -SHOWN - 1 : -1]])
+    return page.render()

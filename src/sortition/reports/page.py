@@ -1,0 +1,122 @@
+"""A self-contained HTML page: text, tables and interactive charts, all inside one file that opens offline.
+
+vl-convert (extra ``reports``) is imported where something is drawn, so that commands that draw nothing do
+without it.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+VEGALITE = "6.4"
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.55 system-ui, "DejaVu Sans", Helvetica, Arial, sans-serif; color: #1c1c1c;
+  background: #fff; max-width: 1020px; margin: 2rem auto; padding: 0 1.2rem; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; }
+h2 { margin-top: 2.6rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }
+.lead, .note { color: #555; } .note { font-size: .9rem; }
+table { border-collapse: collapse; margin: .8rem 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: left; vertical-align: top; }
+td.number, th.number { text-align: right; white-space: nowrap; } th { background: #f6f6f6; }
+td.bad { color: #b00020; font-weight: 600; } td.good { color: #00693e; }
+.chart { overflow-x: auto; margin: .6rem 0; } details { margin: .6rem 0; }
+summary { cursor: pointer; color: #0b57a4; } .vega-embed summary { opacity: .3; }
+"""
+
+
+@dataclass
+class Page:
+    """A page under construction; ``render`` gives the HTML."""
+
+    title: str
+    lead: str
+    _parts: list[str] = field(default_factory=list)
+    _charts: list[dict[str, Any]] = field(default_factory=list)
+
+    def heading(self, text: str) -> None:
+        """A section."""
+        self._parts.append(f"<h2>{html.escape(text)}</h2>")
+
+    def paragraph(self, text: str, *, note: bool = False) -> None:
+        """A paragraph of plain text."""
+        kind = ' class="note"' if note else ""
+        self._parts.append(f"<p{kind}>{html.escape(text)}</p>")
+
+    def bullets(self, items: Iterable[str]) -> None:
+        """A list of plain texts."""
+        rows = "".join(f"<li>{html.escape(item)}</li>" for item in items)
+        self._parts.append(f"<ul>{rows}</ul>")
+
+    def chart(self, spec: dict[str, Any]) -> None:
+        """An interactive chart: drag to move, scroll to zoom, double-click to reset."""
+        self._parts.append(f'<div class="chart" id="chart{len(self._charts)}"></div>')
+        self._charts.append(spec)
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, folded: str | None = None
+    ) -> None:
+        """A table; numbers stand to the right, True and False are marked; ``folded`` hides it at first."""
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+        body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        if folded is not None:
+            table = f"<details><summary>{html.escape(folded)}</summary>{table}</details>"
+        self._parts.append(table)
+
+    def render(self) -> str:
+        """The whole page."""
+        import vl_convert
+
+        specs = json.dumps(self._charts, ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
+        bundle = vl_convert.javascript_bundle(vl_version=VEGALITE)  # type: ignore[call-arg]  # its stub errs
+        bundle = bundle.replace("</script", "<\\/script")
+        scripts = ""
+        if self._charts:
+            scripts = (
+                f'<script type="module">{bundle}\n'
+                f"const specs = {specs};\n"
+                'specs.forEach((spec, place) => window.vegaEmbed("#chart" + place, spec,'
+                ' {renderer: "svg",'
+                " actions: {export: true, source: false, compiled: false, editor: false}}));"
+                "</script>"
+            )
+        return (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{html.escape(self.title)}</title><style>{STYLE}</style></head><body>"
+            f'<h1>{html.escape(self.title)}</h1><p class="lead">{html.escape(self.lead)}</p>'
+            f"{''.join(self._parts)}{scripts}</body></html>\n"
+        )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return f'<td class="{"good" if value else "bad"}">{"yes" if value else "no"}</td>'
+    if value is None:
+        return '<td class="number">-</td>'
+    if isinstance(value, float):
+        text = f"{value:.2e}" if abs(value) >= 1e5 else f"{value:.2f}"
+        return f'<td class="number">{text.replace("-", "−", 1) if value < 0 else text}</td>'
+    if isinstance(value, int):
+        return f'<td class="number">{value:,}</td>'
+    return f"<td>{html.escape(str(value))}</td>"
+
+
+def picture_png(spec: dict[str, Any], scale: float = 2.0) -> bytes:
+    """The chart as PNG, made without a browser."""
+    import vl_convert
+
+    return bytes(vl_convert.vegalite_to_png(spec, vl_version=VEGALITE, scale=scale))
+
+
+def picture_svg(spec: dict[str, Any]) -> bytes:
+    """The chart as SVG, made without a browser."""
+    import vl_convert
+
+    return str(vl_convert.vegalite_to_svg(spec, vl_version=VEGALITE)).encode()

@@ -1,0 +1,340 @@
+"""The paper's figures: what is run, what is kept, what is measured, and how the authors' variant departs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sortition import AdaptiveOSMDSampler, Cohort, ConfigurationError
+from sortition.core.errors import DataError
+from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
+from sortition.core.rates import expert_rates, initial_expert_weights, meta_rate, num_experts
+from sortition.experiments.reproduce import FIGURES, FULL, QUICK, VARIANTS, execute, plan
+from sortition.experiments.reproduce.authors import (
+    AuthorsAdaptiveOSMDSampler,
+    LossSGD,
+    ShrinkingSGD,
+    SummedSGD,
+    authors_image_loss,
+)
+from sortition.experiments.reproduce.build import Start, make_algorithm, make_problem, make_sampler
+from sortition.experiments.reproduce.figures import figure
+from sortition.experiments.reproduce.published import PUBLISHED
+from sortition.experiments.reproduce.settings import RunSettings
+from sortition.experiments.reproduce.simulate import simulate
+from sortition.experiments.reproduce.store import RunStore
+from sortition.experiments.reproduce.summary import summarise
+from sortition.problems import LeastSquares
+from sortition.problems.images import AUTHORS_SIZES, ImageFederation
+
+SHORT = RunSettings("text", "heterogeneous", "adaptive-osmd", 12, 5, 0.1, seed=1, spread=3.0)
+
+
+def images_federation() -> ImageFederation:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (700, 3, 3)).astype(np.uint8)
+    labels = rng.integers(0, 10, 700).astype(np.uint8)
+    return ImageFederation(images, labels, num_clients=40, sizes=AUTHORS_SIZES, validation=2, seed=1)
+
+
+class TestFigures:
+    def test_settings_of_the_paper(self):
+        """10 repeats of 1,000 rounds with K = 5 at step 0.1; on images 5 with K = 10 at 0.075 or 0.03."""
+        runs = {name: list(figure(name, VARIANTS, FULL).runs()) for name in FIGURES}
+        for name in ("fig1", "fig2", "fig3", "fig4", "fig7", "fig8"):
+            seeds = {run.seed for line in figure(name, VARIANTS, FULL).lines for run in line.candidates[0]}
+            assert seeds == set(range(10))
+            assert {(run.num_rounds, run.cohort_size) for run in runs[name]} == {(1000, 5)}
+            assert {run.spread for run in runs[name]} == {1.0, 3.0, 10.0}
+        assert {run.step_size for run in runs["fig1"]} == {0.1}
+        assert {run.sampler for run in runs["fig1"]} == {"uniform", "optimal", "adaptive-osmd"}
+        assert {run.sampler for run in runs["fig2"]} == {"adaptive-osmd", "mabs", "vrb", "avare"}
+        assert {run.exploration for run in runs["fig3"]} == {0.01, 0.1, 0.4, 0.7, 0.9, 1.0}
+        assert {run.step_size for run in runs["fig4"]} == {1.0, 0.5, 0.1, 0.05, 0.01}
+        assert not runs["fig5"]
+        assert {(run.problem, run.step_size) for run in runs["fig6"]} == {
+            ("mnist", 0.075),
+            ("kmnist", 0.075),
+            ("fashion-mnist", 0.03),
+        }
+        assert {run.cohort_size for run in runs["fig6"]} == {10}
+        assert len({run.seed for run in runs["fig6"]}) == 5
+        assert {run.design for run in runs["fig7"]} == {"with_replacement", "without_replacement"}
+        assert {run.algorithm for run in runs["fig8"]} == {"scaffold"}
+
+    def test_proportional_sampling_where_weights_differ(self):
+        for name in FIGURES:
+            samplers = {run.sampler for run in figure(name, VARIANTS, FULL).runs()}
+            assert ("proportional" in samplers) is (name == "fig6")
+
+    def test_unknown_figure(self):
+        with pytest.raises(ConfigurationError, match="got 'fig9'"):
+            figure("fig9", VARIANTS)
+
+    def test_equal_runs_of_two_figures_are_run_once(self, tmp_path):
+        both = plan(["fig1", "fig2"], tmp_path, variants=("text",), scale=QUICK)
+        runs = [run for each in both.figures for run in each.runs()]
+        assert len(both.missing) == len(set(runs)) < len(runs)
+
+
+class TestSimulate:
+    def test_regret_of_the_text_is_by_the_definition(self):
+        """Recomputed with the pieces: l_t(p^t) - l_t(p*) of the round's own updates (Equation 18)."""
+        problem = make_problem(SHORT, None)
+        assert isinstance(problem, LeastSquares)
+        curves = simulate(SHORT)
+        model = problem.initial_model()
+        feedback = (problem.all_norms(model, 0) / 100) ** 2
+        sampler = make_sampler(Start(SHORT, problem, feedback, feedback))
+        algorithm, total = make_algorithm(SHORT), 0.0
+        for round_index in range(12):
+            a = (problem.all_norms(model, round_index) / 100) ** 2
+            total += (np.sum(a / sampler.probabilities()) - np.sqrt(a).sum() ** 2) / 5
+            cohort = sampler.draw()
+            model, norms = algorithm(model, cohort, problem, round_index)
+            sampler.observe(cohort, norms)
+            assert curves["loss"][round_index] == pytest.approx(problem.loss(model))
+            assert curves["regret"][round_index] == pytest.approx(total)
+
+    def test_regret_of_the_authors_is_after_the_step_and_without_k(self):
+        """Uniform sampling: sum a M - (sum sqrt a)^2 of the model after each step."""
+        settings = replace(SHORT, variant="authors", sampler="uniform")
+        problem = make_problem(settings, None)
+        model = problem.initial_model()
+        feedback = (problem.all_norms(model, 0) / 100) ** 2
+        sampler = make_sampler(Start(settings, problem, feedback, feedback))
+        algorithm, total = make_algorithm(settings), 0.0
+        curves = simulate(settings)
+        for round_index in range(12):
+            model, _ = algorithm(model, sampler.draw(), problem, round_index)
+            a = (problem.all_norms(model, round_index + 1) / 100) ** 2
+            total += 100 * a.sum() - np.sqrt(a).sum() ** 2
+            assert curves["regret"][round_index] == pytest.approx(total)
+
+    def test_bound_of_the_theorem_is_kept(self):
+        curves = simulate(SHORT)
+        assert 0.0 < curves["floor_regret"][0] <= curves["bound"][0]
+        assert curves["floor_regret"][0] <= curves["regret"][-1]
+
+    def test_optimal_sampling_has_no_regret(self):
+        assert simulate(replace(SHORT, sampler="optimal"))["regret"][-1] == pytest.approx(0.0, abs=1e-6)
+
+    def test_a_run_that_diverges_is_infinite_from_there_on(self):
+        ticks = []
+        settings = replace(SHORT, sampler="uniform", step_size=1e12, num_rounds=40)
+        curves = simulate(settings, tick=lambda: ticks.append(1))
+        assert np.isinf(curves["loss"][-1])
+        assert np.isfinite(curves["loss"][0])
+        assert len(curves["loss"]) == len(ticks) == 40
+
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_all_samplers_and_designs_run(self, variant):
+        for sampler in ("mabs", "vrb", "avare", "importance", "osmd"):
+            curves = simulate(replace(SHORT, variant=variant, sampler=sampler, num_rounds=3))
+            assert np.all(np.isfinite(curves["regret"]))
+        for other in (
+            replace(SHORT, variant=variant, design="without_replacement", num_rounds=3),
+            replace(
+                SHORT, variant=variant, sampler="osmd", algorithm="scaffold", step_size=0.01, num_rounds=3
+            ),
+            replace(SHORT, variant=variant, problem="one-coordinate", num_rounds=3),
+        ):
+            assert np.all(np.isfinite(simulate(other)["loss"]))
+
+    def test_unknown_names(self):
+        with pytest.raises(ConfigurationError, match="got 'roulette'"):
+            simulate(replace(SHORT, sampler="roulette"))
+        with pytest.raises(ConfigurationError, match="got 'moons'"):
+            simulate(replace(SHORT, problem="moons"))
+
+
+class TestAuthors:
+    def test_sampler_is_their_code_written_out(self):
+        """Dense, with core's functions: steps count draws once, losses all of them, rates are K/2 as high."""
+        clients, size, horizon, alpha, bound = 6, 4, 50, 0.4, 2.0
+        sampler = AuthorsAdaptiveOSMDSampler(
+            num_clients=clients,
+            cohort_size=size,
+            num_rounds=horizon,
+            exploration=alpha,
+            feedback_bound=bound,
+            rate_scale=size / 2,
+            guard=None,
+            seed=3,
+        )
+        slowest = size**2 * alpha**3 / (clients**3 * bound) * math.sqrt(math.log(clients) / (2 * horizon))
+        rates = slowest * 2.0 ** np.arange(num_experts(clients, horizon, alpha))
+        assert sampler.expert_rates == pytest.approx(rates)
+        assert rates == pytest.approx(size / 2 * expert_rates(clients, size, horizon, alpha, bound))
+        gamma = meta_rate(clients, size, horizon, alpha, bound)
+        experts = np.full((len(rates), clients), 1 / clients)
+        thetas = np.log(initial_expert_weights(len(rates)))
+        repeated = 0
+        for round_index in range(30):
+            assert sampler.probabilities() == pytest.approx(mixture(thetas, experts), rel=1e-9)
+            cohort = sampler.draw()
+            norms = 10.0 * (1 + np.cos(cohort.clients + round_index))
+            sampler.observe(cohort, norms)
+            repeated += int(np.any(cohort.counts > 1))
+            log_feedback = 2 * np.log(norms / clients)
+            losses = log_expert_losses(experts, cohort, log_feedback)
+            thetas = reweigh_experts(thetas, math.log(gamma), losses)
+            once = Cohort(
+                round_index,
+                size,
+                cohort.clients,
+                cohort.counts,
+                cohort.probabilities,
+                cohort.weights / cohort.counts,
+            )
+            experts = np.array(
+                [
+                    osmd_step(expert, np.full(clients, alpha / clients), math.log(rate), once, log_feedback)
+                    for expert, rate in zip(experts, rates, strict=True)
+                ]
+            )
+        assert repeated > 5
+
+    def test_samplers_are_fed_sums_and_vrb_losses(self):
+        problem = make_problem(replace(SHORT, variant="authors"), None)
+        cohort = Cohort(0, 2, clients=[1, 4], counts=[1, 1], probabilities=[0.1, 0.1], weights=[5.0, 5.0])
+        model = np.ones(10)
+        norms = np.linalg.norm(problem.updates(model, cohort.clients, 0), axis=1)
+        after, fed = SummedSGD(0.1)(model, cohort, problem, 0)
+        assert fed == pytest.approx(10 * norms)
+        same, losses = LossSGD(0.1)(model, cohort, problem, 0)
+        assert np.array_equal(after, same)
+        assert losses == pytest.approx(problem.batch_losses(model, cohort.clients, 0))
+
+    def test_bounds_of_vrb_and_mabs(self):
+        settings = replace(SHORT, variant="authors")
+        problem = make_problem(settings, None)
+        feedback, losses = np.arange(1.0, 101.0), np.arange(100.0)
+        for sampler, bound in (("vrb", 1.5 * (0.01 * 99.0) ** 2), ("mabs", math.sqrt(50.5))):
+            built = make_sampler(Start(replace(settings, sampler=sampler), problem, feedback, losses))
+            assert built.feedback_bound == pytest.approx(bound)
+
+    def test_batches_shrink_for_good(self):
+        problem = images_federation()
+        large, single = (int(np.flatnonzero(problem.client_sizes == size)[0]) for size in (100, 1))
+        model = np.random.default_rng(0).normal(size=problem.initial_model().size)
+        algorithm = ShrinkingSGD(0.1, report_losses=False)
+
+        def fed(*clients: int) -> np.ndarray:
+            ones = np.ones(len(clients))
+            return algorithm(model, Cohort(0, 1, sorted(clients), ones, ones, ones), problem, 0)[1]
+
+        full = np.linalg.norm(problem.updates(model, np.array([large]), 0)) * 5
+        assert fed(large) == pytest.approx([full], rel=1e-5)
+        assert algorithm.batch_size == 5
+        fed(single)
+        assert algorithm.batch_size == 1
+        one = problem.updates(model, np.array([large]), 0, np.array([1]))
+        assert fed(large) == pytest.approx([np.linalg.norm(one)], rel=1e-5)
+
+    def test_loss_is_divided_by_the_images(self):
+        problem = images_federation()
+        model = problem.initial_model()
+        assert authors_image_loss(problem, model) == pytest.approx(
+            40 * math.log(10) / problem.num_training, rel=1e-5
+        )
+
+    def test_text_samplers_are_the_librarys(self):
+        problem = make_problem(SHORT, None)
+        sampler = make_sampler(Start(SHORT, problem, np.ones(100), np.ones(100)))
+        assert type(sampler) is AdaptiveOSMDSampler
+
+
+class TestStore:
+    def test_kept_and_loaded(self, tmp_path):
+        store, curves = RunStore(tmp_path), simulate(SHORT)
+        assert not store.holds(SHORT)
+        store.save(SHORT, curves)
+        assert store.holds(SHORT)
+        assert np.array_equal(store.load(SHORT)["loss"], curves["loss"])
+        assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]
+
+    @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", None])
+    def test_damaged_files_are_not_believed(self, tmp_path, damage):
+        store = RunStore(tmp_path)
+        store.save(SHORT, simulate(SHORT))
+        path = store.path(SHORT)
+        path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
+        before = path.read_bytes()
+        with pytest.raises(DataError, match="damaged file"):
+            store.holds(SHORT)
+        assert path.read_bytes() == before
+
+    def test_the_run_of_other_settings_is_not_believed(self, tmp_path):
+        store, other = RunStore(tmp_path), replace(SHORT, seed=9)
+        store.save(SHORT, simulate(SHORT))
+        store.path(SHORT).rename(store.path(other))
+        with pytest.raises(DataError, match="another one"):
+            store.load(other)
+
+    def test_interrupted_and_continued_is_the_same_as_unbroken(self, tmp_path):
+        """Stopped within the third run: two are kept, and what comes out in the end is the same."""
+        scale = replace(QUICK, rounds=4, repeats=1)
+        unbroken = plan(["fig7"], tmp_path / "one", variants=("text",), scale=scale)
+        expected = execute(unbroken, jobs=1)[0]
+
+        def interrupt(rounds: int) -> None:
+            if rounds == 10:
+                raise KeyboardInterrupt
+
+        first = plan(["fig7"], tmp_path / "two", variants=("text",), scale=scale)
+        with pytest.raises(KeyboardInterrupt):
+            execute(first, jobs=1, progress=interrupt)
+        second = plan(["fig7"], tmp_path / "two", variants=("text",), scale=scale)
+        assert second.kept == 2
+        assert len(second.missing) == len(first.missing) - 2
+        result = execute(second, jobs=1)[0]
+        for one, other in zip(expected.curves, result.curves, strict=True):
+            assert np.array_equal(one.mean, other.mean)
+
+
+class TestSummary:
+    def test_the_best_step_size_is_chosen(self, tmp_path):
+        scale = replace(QUICK, rounds=6, repeats=2, step_sizes=None)
+        todo = plan(["fig4"], tmp_path, variants=("text",), scale=scale)
+        result = execute(todo, jobs=1)[0]
+        for line in todo.figures[0].lines:
+            finals = {
+                candidate[0].step_size: np.mean(
+                    [np.log(todo.store.load(run)["loss"][-1]) for run in candidate]
+                )
+                for candidate in line.candidates
+            }
+            curve = next(
+                curve
+                for curve in result.curves
+                if (curve.panel, curve.label, curve.quantity) == (line.panel, line.label, "log loss")
+            )
+            assert curve.step_size == min(finals, key=finals.__getitem__)
+            assert curve.mean[-1] == pytest.approx(min(finals.values()))
+
+    def test_published_numbers_are_compared_where_they_can_be(self, tmp_path):
+        """Made-up runs that end where the published ones do are within; others are not."""
+        todo = plan(["fig1"], tmp_path, variants=("authors",), scale=FULL)
+        labels = {(line.panel, line.label): line for line in todo.figures[0].lines}
+        more = {(line.panel, line.label): line for line in todo.figures[0].published}
+        for line in labels.values():
+            for run in line.candidates[0]:
+                todo.store.save(
+                    run,
+                    {name: np.ones(1000) for name in ("loss", "regret")} | {"rounds": np.arange(1.0, 1001.0)},
+                )
+        for published in PUBLISHED:
+            losses = np.ones(1000)
+            losses[[99, 499, 999]] = np.exp(published.log_losses)
+            for run in more[(published.panel, published.label)].candidates[0]:
+                regret = np.full(1000, math.exp(published.log_regret or 0.0))
+                rounds = np.arange(1.0, 1001.0)
+                todo.store.save(run, {"loss": losses, "regret": regret, "rounds": rounds})
+        rows = summarise(todo.figures[0], todo.store).table
+        assert len(rows) == 22
+        assert {row["runs"] for row in rows} == {100}
+        assert all(row["within"] for row in rows)
