@@ -18,7 +18,11 @@ from sortition.engine.drawing import Distribution
 LARGEST_SCALE = 64.0
 """Beyond this scale hardly a draw is kept: draw from the vector of all probabilities instead."""
 LEAST_LEFT = 1e-12
-"""Those without a ceiling must hold this much of p at least, to take what the others may not have."""
+"""If those below their ceilings hold less of p than this, it is summed up anew, without cancellation."""
+
+MARGIN = 16.0
+"""``heavy`` does not find strangers of the roster's block. If one has the cap over this, everybody is looked
+at; by this factor a stranger to one expert of a mixture may stand above a stranger to all."""
 
 
 class Capped:
@@ -107,14 +111,38 @@ class Capped:
         while True:
             clients, p, ceilings = self._clients, own, self._ceilings
             if self._cap < 1.0:
+                if MARGIN * self._inner.block_probability() * scale > self._cap:
+                    return self._solve_for_all()
                 heavy = np.setdiff1d(self._inner.heavy(self._cap / scale), clients)
                 p = np.concatenate((p, self._inner.look_up(heavy)))
                 ceilings = np.concatenate((ceilings, np.full(len(heavy), self._cap)))
             binding = scale * p > ceilings
             left = 1.0 - float(p[binding].sum())
             if left < LEAST_LEFT:
-                return scale  # nobody is left who could take what these may not have
+                return self._solve_for_all()
             better = (1.0 - float(ceilings[binding].sum())) / left
+            if better <= scale * (1.0 + 1e-12):
+                return scale
+            scale = better
+
+    def _solve_for_all(self) -> float:
+        """The scale from the vector of all probabilities: for the rare case that it takes everybody.
+
+        Where even so the ceilings of all who can be drawn add up to less than one, they are raised alike.
+        """
+        p = self._inner.everybody()
+        ceilings = np.full(len(p), self._cap if self._cap < 1.0 else np.inf)
+        ceilings[self._clients] = self._ceilings
+        possible = p > 0.0
+        room = float(ceilings[possible].sum())
+        if room <= 1.0:
+            self._ceilings = self._ceilings / room
+            self._cap = min(1.0, self._cap / room)
+            return float(np.max(ceilings[possible] / p[possible]) / room * (1.0 + 1e-9))
+        scale = 1.0
+        while True:
+            binding = scale * p > ceilings
+            better = (1.0 - float(ceilings[binding].sum())) / float(p[~binding].sum())
             if better <= scale * (1.0 + 1e-12):
                 return scale
             scale = better

@@ -88,8 +88,8 @@ class Crowd:
         prior.
         """
         found = [self.roster.heavy(threshold * self.roster.total / self.bases.max())]
-        for e, scale in enumerate(self.scales):
-            mass = threshold * self.roster.total / scale
+        for e in np.flatnonzero(self.scales > 0.0).tolist():  # where it is 0, nobody is raised
+            mass = threshold * self.roster.total / self.scales[e]
             slots = forest.at_least(self.ratios, self._masses, self._nodes, self._starts, e, mass)
             found.append(self._ids[slots])
         return np.unique(np.concatenate(found))

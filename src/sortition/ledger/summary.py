@@ -1,0 +1,152 @@
+"""What a run amounts to: who was drawn, how often, and why."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sortition.core.cohort import Cohort
+from sortition.core.types import FloatArray
+from sortition.ledger.record import RunRecord
+
+LAST_NORMS = 3
+CLIENT_COLUMNS = ("client", "draws", "no reply", "last probability", "last norms")
+
+
+@dataclass(slots=True)
+class ClientSummary:
+    """One client that was drawn."""
+
+    client: int
+    draws: int = 0
+    failures: int = 0
+    """Rounds in which it did not reply."""
+    probability: float = 0.0
+    """What it was drawn with the last time."""
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_NORMS))
+    """Its last norms, the newest last."""
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run in figures; ``clients`` are the drawn ones, the most drawn first."""
+
+    sampler: str
+    rounds: int
+    open_rounds: int
+    draws: int
+    replies: int
+    failures: int
+    present: int | None
+    """The clients that can be drawn at the end, where the record says so."""
+    coverage: float | None
+    r"""The share of all clients there ever were that was drawn at least once."""
+    effective_clients: float
+    r"""How many clients drawn equally often would be as diverse: :math:`(\sum n_m)^2 / \sum n_m^2`."""
+    first_draw: float | None
+    last_event: float
+    clients: tuple[ClientSummary, ...]
+    seen_by_round: FloatArray
+    """After each round, the clients drawn so far."""
+    effective_by_round: FloatArray
+    """After each round, the effective number of clients so far."""
+    replies_by_round: FloatArray
+    """The share of the cohort that replied; nan for open rounds."""
+    norms_by_round: FloatArray
+    """The median of the norms; nan where there are none."""
+
+
+def summarise(record: RunRecord) -> RunSummary:
+    """Read the whole record, once."""
+    clients: dict[int, ClientSummary] = {}
+    seen, effective, replied, medians = [], [], [], []
+    squares = draws = replies = failures = open_rounds = 0
+    first: float | None = None
+    last = record.begun_at
+    for round_ in record.rounds():
+        first = round_.drawn_at if first is None else first
+        last = max(last, round_.drawn_at, round_.observed_at or 0.0)
+        for known, count in zip(_met(clients, round_.cohort), round_.cohort.counts.tolist(), strict=True):
+            squares += 2 * known.draws * count + count * count
+            known.draws += count
+            draws += count
+        seen.append(len(clients))
+        effective.append(draws * draws / squares if squares else 0.0)
+        if round_.norms is None:
+            open_rounds += 1
+            replied.append(np.nan)
+            medians.append(np.nan)
+            continue
+        for client, norm in zip(round_.cohort.clients.tolist(), round_.norms.tolist(), strict=True):
+            if np.isnan(norm):
+                clients[client].failures += 1
+            else:
+                clients[client].norms.append(norm)
+        heard = round_.norms[~np.isnan(round_.norms)]
+        replies += len(heard)
+        failures += len(round_.norms) - len(heard)
+        replied.append(len(heard) / len(round_.norms) if len(round_.norms) else np.nan)
+        medians.append(float(np.median(heard)) if len(heard) else np.nan)
+    everybody = present = record.founders
+    for change in record.memberships():
+        last = max(last, change.time)
+        if change.joined is not None and everybody is not None and present is not None:
+            everybody, present = everybody + len(change.joined), present + len(change.joined)
+        if change.left is not None:
+            present = None if present is None else present - len(change.left)
+            for client in change.left.tolist():
+                if client in clients:
+                    clients[client].left = True
+    return RunSummary(
+        sampler=record.sampler,
+        rounds=len(seen),
+        open_rounds=open_rounds,
+        draws=draws,
+        replies=replies,
+        failures=failures,
+        present=present,
+        coverage=None if not everybody else len(clients) / everybody,
+        effective_clients=effective[-1] if effective else 0.0,
+        first_draw=first,
+        last_event=last,
+        clients=tuple(sorted(clients.values(), key=lambda known: (-known.draws, known.client))),
+        seen_by_round=np.array(seen, dtype=float),
+        effective_by_round=np.array(effective, dtype=float),
+        replies_by_round=np.array(replied, dtype=float),
+        norms_by_round=np.array(medians, dtype=float),
+    )
+
+
+def _met(clients: dict[int, ClientSummary], cohort: Cohort) -> list[ClientSummary]:
+    found = []
+    for client, probability in zip(cohort.clients.tolist(), cohort.probabilities.tolist(), strict=True):
+        known = clients.setdefault(client, ClientSummary(client))
+        known.probability = probability
+        found.append(known)
+    return found
+
+
+def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
+    """A client, and why it is drawn as it is."""
+    norms = " ".join(f"{norm:.3g}" for norm in reversed(known.norms)) or "-"
+    name = f"{known.client} (left)" if known.left else str(known.client)
+    return name, str(known.draws), str(known.failures), f"{known.probability:.3g}", norms
+
+
+def figures(summary: RunSummary) -> list[tuple[str, str]]:
+    """A run in figures, by name."""
+    asked = summary.replies + summary.failures
+    present = "unknown" if summary.present is None else f"{summary.present}"
+    coverage = "unknown" if summary.coverage is None else f"{summary.coverage:.1%}"
+    failed = f"{summary.failures} of {asked} ({summary.failures / asked:.1%})" if asked else "none asked yet"
+    return [
+        ("sampler", summary.sampler),
+        ("rounds", f"{summary.rounds}, {summary.open_rounds} of them await feedback"),
+        ("clients", present),
+        ("coverage", f"{coverage} drawn at least once ({len(summary.clients)} clients)"),
+        ("effective clients", f"{summary.effective_clients:.1f} of {summary.draws} draws"),
+        ("failures", failed),
+    ]

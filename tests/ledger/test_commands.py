@@ -1,0 +1,138 @@
+"""``sortition runs`` and ``sortition report``, as a user types them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from sortition.cli.commands import app
+from sortition.ledger import open_run, read_run
+from sortition.ledger.summary import summarise
+from tests.ledger.helpers import CLIENTS, make, norms_of, play
+
+
+def sortition(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def run(path: Path) -> Path:
+    """Eight rounds, one of them open; a client joined and one left."""
+    with open_run(path, make) as recorded:
+        play(recorded, 7)
+        recorded.add_clients(1)
+        recorded.remove_clients([0])
+        recorded.draw()
+    return path
+
+
+def test_summary_by_hand(path: Path) -> None:
+    with open_run(path, make) as recorded:
+        cohorts = [recorded.draw() for _ in range(5)]
+        for cohort in cohorts[:4]:
+            recorded.observe(cohort, norms_of(cohort))
+    with read_run(path) as record:
+        summary = summarise(record)
+    draws = np.zeros(CLIENTS, dtype=int)
+    for cohort in cohorts:
+        draws[cohort.clients] += cohort.counts
+    failures = sum(int(np.isnan(norms_of(cohort)).sum()) for cohort in cohorts[:4])
+    assert (summary.rounds, summary.open_rounds, summary.draws) == (5, 1, draws.sum())
+    assert summary.failures == failures
+    assert summary.replies == sum(len(cohort) for cohort in cohorts[:4]) - failures
+    assert summary.coverage == np.count_nonzero(draws) / CLIENTS
+    assert summary.effective_clients == pytest.approx(draws.sum() ** 2 / (draws**2).sum())
+    assert [known.draws for known in summary.clients] == sorted(draws[draws > 0], reverse=True)
+    top = summary.clients[0]
+    last = max(cohort.round_index for cohort in cohorts if top.client in cohort.clients)
+    place = cohorts[last].clients.tolist().index(top.client)
+    assert top.probability == cohorts[last].probabilities[place]
+    assert summary.seen_by_round[-1] == np.count_nonzero(draws)
+
+
+def test_show(run: Path) -> None:
+    found = sortition("runs", "show", run)
+    assert found.exit_code == 0
+    for text in (
+        "AdaptiveOSMDSampler",
+        "8, 1 of them await feedback",
+        "coverage",
+        "most drawn",
+        "last norms",
+    ):
+        assert text in found.output
+
+
+def test_verify(run: Path) -> None:
+    found = sortition("runs", "verify", run)
+    assert found.exit_code == 0
+    assert "8 rounds" in found.output
+    assert "drawn again" in found.output
+    data = bytearray(run.read_bytes())
+    place = data.rindex(b"probabilities") + 100
+    data[place] ^= 0x10
+    run.write_bytes(data)
+    broken = sortition("runs", "verify", run)
+    assert broken.exit_code == 2
+    assert "has changed" in broken.output
+    assert len(broken.output.splitlines()) == 1
+
+
+def test_export(run: Path, tmp_path: Path) -> None:
+    found = sortition("runs", "export", run, "--csv", tmp_path / "csv")
+    assert found.exit_code == 0
+    tables = {}
+    for name in ("rounds", "draws", "members"):
+        with open(tmp_path / "csv" / f"{name}.csv", newline="") as file:
+            tables[name] = list(csv.DictReader(file))
+    with read_run(run) as record:
+        rounds = list(record.rounds())
+    assert len(tables["rounds"]) == 8
+    assert tables["rounds"][-1]["observed_at"] == ""
+    rows = iter(tables["draws"])
+    for round_ in rounds:  # every number comes back to the bit
+        for place, client in enumerate(round_.cohort.clients):
+            row = next(rows)
+            assert (int(row["round"]), int(row["client"])) == (round_.cohort.round_index, client)
+            assert float(row["weight"]) == round_.cohort.weights[place]
+            assert float(row["probability"]) == round_.cohort.probabilities[place]
+            if round_.norms is None:
+                assert (row["replied"], row["norm"]) == ("", "")
+            elif np.isnan(round_.norms[place]):
+                assert (row["replied"], row["norm"]) == ("0", "")
+            else:
+                assert float(row["norm"]) == round_.norms[place]
+    assert [(row["client"], row["change"]) for row in tables["members"]] == [
+        (str(CLIENTS), "joined"),
+        ("0", "left"),
+    ]
+
+
+def test_report(run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    found = sortition("report", run, "--output", tmp_path / "page.html")
+    assert found.exit_code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "AdaptiveOSMDSampler, 8 rounds" in page
+    assert "<script src=" not in page  # it opens offline
+
+
+@pytest.mark.parametrize("command", [("runs", "show"), ("runs", "verify"), ("report",)])
+def test_a_file_that_is_no_run(command: tuple[str, ...], tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.db"
+    foreign.write_text("not a run\n" * 50)
+    for path, message in ((foreign, "must be a run of sortition"), (tmp_path / "none", "No such file")):
+        found = sortition(*command, path)
+        assert found.exit_code == 2
+        assert message in found.output
+        assert len(found.output.splitlines()) == 1
+
+
+def test_runs_alone_prints_its_help() -> None:
+    found = sortition("runs")
+    assert found.exit_code == 0
+    assert "verify" in found.output

@@ -1,0 +1,247 @@
+"""What the guard promises, to the letter, against clients that say anything at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sortition import (
+    AvareSampler,
+    Cohort,
+    ConfigurationError,
+    DoublingOSMDSampler,
+    EmpiricalBayesSampler,
+    Guard,
+    OSMDSampler,
+)
+from sortition.core.designs import DESIGNS
+from sortition.samplers.guard import WINDOW, Watch, weighted_quantile
+from sortition.testing import check_sampler
+from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, train
+
+M, K = 12, 4
+STRICT = Guard(clip_factor=1.5, largest_rise=1.3, largest_probability=0.2)
+BUILD: dict[str, Any] = {
+    **{name: SAMPLERS[name] for name in LEARNERS},
+    "empirical-bayes": EmpiricalBayesSampler,
+}
+LIES = st.sampled_from([0.0, 1e-300, 1e-6, 1e-3, 1.0, 2.0, 10.0, 1e3, 1e6, 1e300, np.nan])
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("name", BUILD)
+def test_guarded_samplers_keep_every_promise(name: str, design: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sortition.testing.promises.DRAWS", 500)
+    check_sampler(
+        lambda seed: BUILD[name](num_clients=M, cohort_size=K, design=design, seed=seed, guard=STRICT)
+    )
+
+
+@pytest.mark.parametrize("rise", [1.3, 10.0])
+@pytest.mark.parametrize("name", BUILD)
+@given(data=st.data())
+def test_no_report_raises_its_sender_by_more_than_the_stated_factor(
+    name: str, rise: float, data: st.DataObject
+) -> None:
+    """Whatever is reported, in time or late: p(next) <= rise * p(before) for all who were heard."""
+    sampler = BUILD[name](num_clients=M, cohort_size=K, guard=Guard(largest_rise=rise), seed=3)
+    late = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        cohorts = [sampler.draw()]
+        if data.draw(st.booleans()):
+            late.append(cohorts.pop())
+        elif late:
+            cohorts.append(late.pop())
+        for cohort in cohorts:
+            norms = np.array(data.draw(st.lists(LIES, min_size=len(cohort), max_size=len(cohort))))
+            before = sampler.probabilities()
+            sampler.observe(cohort, norms)
+            after = sampler.probabilities()
+            assert after.sum() == pytest.approx(1.0, abs=1e-9)
+            heard = cohort.clients[~np.isnan(norms)]
+            assert np.all(after[heard] <= rise * before[heard] * (1.0 + 1e-9))
+
+
+@pytest.mark.parametrize("name", ["osmd", "avare", "empirical-bayes"])
+def test_a_ceiling_rises_by_the_factor_until_it_is_not_needed(name: str) -> None:
+    """What a client asks for it gets in the end, if it keeps asking: the rise delays, the clip decides."""
+    guard = Guard(largest_rise=1.2, clip_factor=1e6)
+    guarded, plain = (BUILD[name](num_clients=M, cohort_size=K, guard=g, seed=1) for g in (guard, None))
+    for sampler in (guarded, plain):
+        for _ in range(100):
+            cohort = sampler.draw()
+            sampler.observe(cohort, np.where(cohort.clients == 5, 8.0, 1.0))
+    assert guarded.probabilities([5])[0] == pytest.approx(plain.probabilities([5])[0], rel=0.3)
+
+
+@pytest.mark.parametrize("name", BUILD)
+@given(data=st.data())
+def test_nobody_exceeds_the_cap(name: str, data: st.DataObject) -> None:
+    sampler = BUILD[name](num_clients=M, cohort_size=K, guard=Guard(largest_probability=0.15), seed=2)
+    for _ in range(5):
+        cohort = sampler.draw()
+        assert np.all(cohort.probabilities <= 0.15 * (1.0 + 1e-12))
+        sampler.observe(cohort, data.draw(st.lists(LIES, min_size=len(cohort), max_size=len(cohort))))
+        assert sampler.probabilities().max() <= 0.15 * (1.0 + 1e-12)
+
+
+def test_a_cap_below_the_average_is_the_average() -> None:
+    sampler = AvareSampler(num_clients=4, cohort_size=2, guard=Guard(largest_probability=0.01))
+    train(sampler, 5)
+    assert sampler.probabilities() == pytest.approx(np.full(4, 0.25))
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_an_honest_run_is_the_same_to_the_bit(name: str) -> None:
+    """Norms within the clip and rises within the limit: the guard has nothing to do, and does nothing."""
+    build = DoublingOSMDSampler if name == "doubling" else BUILD[name]  # at the paper's rates
+    samplers = [build(num_clients=M, cohort_size=K, guard=g, seed=6) for g in (Guard(), None)]
+    for _ in range(40):
+        one, other = (sampler.draw() for sampler in samplers)
+        for part in ("clients", "counts", "probabilities", "weights"):
+            assert np.array_equal(getattr(one, part), getattr(other, part))
+        norms = 1.0 + 0.5 * np.sin(one.clients + one.round_index)
+        samplers[0].observe(one, norms)
+        samplers[1].observe(other, norms)
+    assert samplers[0].suspects() == []
+
+
+def cohort_of(clients: list[int], weights: list[float], round_index: int = 0) -> Cohort:
+    ones = np.ones(len(clients))
+    return Cohort(round_index, len(clients), clients, ones.astype(int), ones / 2, weights)
+
+
+def test_a_norm_counts_for_at_most_the_factor_times_the_quantile() -> None:
+    watch = Watch(Guard(clip_factor=10.0, quantile=0.75))
+    assert watch.norm_bound == np.inf
+    norms = np.array([1.0, 2.0, 3.0, 1e6])
+    clipped = watch.clip(cohort_of([4, 5, 6, 7], [1.0] * 4), norms)
+    assert clipped.tolist() == [1.0, 2.0, 3.0, pytest.approx(30.0)]
+    assert watch.norm_bound == pytest.approx(30.0)
+    (suspect,) = watch.suspects()
+    assert (suspect.client, suspect.hits) == (7, 1)
+    assert suspect.largest_excess == pytest.approx(1e6 / 30.0)
+
+
+def test_being_drawn_often_does_not_move_the_quantile() -> None:
+    """Ten replies of a colluder that is drawn ten times as often weigh as much as one of the others."""
+    watch, unweighted = Watch(Guard()), Watch(Guard())
+    clients, norms = [0] * 10 + list(range(1, 20)), np.array([1e9] * 10 + [1.0] * 19)
+    watch.clip(cohort_of(clients, [0.1] * 10 + [1.0] * 19), norms)
+    assert watch.norm_bound == pytest.approx(10.0)
+    unweighted.clip(cohort_of(clients, [1.0] * 29), norms)
+    assert unweighted.norm_bound > 1e9
+
+
+@given(
+    values=st.lists(st.floats(-50.0, 50.0), min_size=1, max_size=12),
+    data=st.data(),
+    quantile=st.floats(0.05, 0.95),
+)
+def test_weighted_quantile(values: list[float], data: st.DataObject, quantile: float) -> None:
+    """By definition: the weight up to it reaches the share, and without it does not."""
+    weights = np.array(data.draw(st.lists(st.floats(0.1, 5.0), min_size=len(values), max_size=len(values))))
+    x = np.array(values)
+    found = weighted_quantile(x, weights, quantile)
+    share = weights.sum() * quantile
+    assert weights[x <= found].sum() >= share * (1.0 - 1e-9)
+    assert weights[x < found].sum() <= share * (1.0 + 1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1.0, 1e100])
+def test_the_clip_has_no_scale(scale: float) -> None:
+    sampler = AvareSampler(num_clients=M, cohort_size=K, guard=Guard(), seed=1)
+    for _ in range(10):
+        cohort = sampler.draw()
+        sampler.observe(cohort, scale * np.where(cohort.clients == 2, 1e6, 1.0))
+    assert sampler.norm_bound == pytest.approx(10.0 * scale)
+    assert [suspect.client for suspect in sampler.suspects()] == [2]
+
+
+def test_the_bound_follows_the_norms() -> None:
+    """Training makes norms fall, and a new phase makes them rise: the window forgets."""
+    watch = Watch(Guard())
+    for level in (1.0, 1e-3, 1e3):
+        for _ in range(WINDOW // 10 + 1):
+            watch.clip(cohort_of(list(range(10)), [1.0] * 10), np.full(10, level))
+        assert watch.norm_bound == pytest.approx(10.0 * level)
+
+
+def test_zeros_are_no_level() -> None:
+    """Clients that have nothing to send, or say so, do not pull the bound down."""
+    watch = Watch(Guard())
+    clipped = watch.clip(cohort_of([0, 1, 2, 3, 4], [1.0] * 5), np.array([0.0, 0.0, 0.0, 0.0, 5.0]))
+    assert clipped.tolist() == [0.0, 0.0, 0.0, 0.0, 5.0]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05])
+def test_the_share_that_colluders_can_hold(share: float) -> None:
+    """Avare believes every report, so its colluders reach the bound of the documents, and not more.
+
+    With c the colluders' share, equal weights and honest norms of one: c F / (c F + 1 - c).
+    """
+    clients, factor = 200, 10.0
+    colluders = np.arange(clients) < share * clients
+    sampler = AvareSampler(num_clients=clients, cohort_size=20, guard=Guard(clip_factor=factor), seed=0)
+    for _ in range(150):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(colluders[cohort.clients], 1e6, 1.0))
+    held = sampler.probabilities()[colluders].sum()
+    assert held <= share * factor / (share * factor + 1.0 - share) + 1e-9
+    assert {suspect.client for suspect in sampler.suspects()} == set(np.flatnonzero(colluders).tolist())
+    unguarded = AvareSampler(num_clients=clients, cohort_size=20, seed=0)
+    for _ in range(150):
+        cohort = unguarded.draw()
+        unguarded.observe(cohort, np.where(colluders[cohort.clients], 1e6, 1.0))
+    assert unguarded.probabilities()[colluders].sum() > 1.5 * held
+
+
+def test_one_lie_in_the_first_cohort_does_not_stop_the_learning() -> None:
+    """The bound A_max is the largest of the first feedback; unguarded, one lie makes all rates vanish."""
+    spread = []
+    for guard in (Guard(), None):
+        sampler = SAMPLERS["adaptive"](num_clients=M, cohort_size=K, guard=guard, seed=0)
+        for t in range(40):
+            cohort = sampler.draw()
+            norms = 1.0 + cohort.clients.astype(float)
+            if t == 0:
+                liar = cohort.clients[0]
+                norms[0] = 1e8
+            sampler.observe(cohort, norms)
+        spread.append(np.ptp(np.delete(sampler.probabilities(), liar)))
+    assert spread[0] > 100.0 * spread[1]
+
+
+def test_the_guard_survives_saving() -> None:
+    whole, resumed = (AvareSampler(num_clients=M, cohort_size=K, guard=STRICT, seed=1) for _ in range(2))
+    for _ in range(15):
+        cohort = whole.draw()
+        whole.observe(cohort, np.where(cohort.clients < 2, 1e5, norms_for(cohort)))
+    resumed.load_state_dict(whole.state_dict())
+    assert resumed.suspects() == whole.suspects() != []
+    assert resumed.norm_bound == whole.norm_bound
+    assert all(map(same_cohort, train(whole, 5), train(resumed, 5)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip_factor": 1.0}, "clip_factor must be above 1, got 1.0"),
+        ({"largest_rise": 0.5}, "largest_rise must be above 1, got 0.5"),
+        ({"largest_rise": float("inf")}, "largest_rise must be a finite number"),
+        ({"quantile": 1.0}, r"quantile must lie in \(0, 1\), got 1.0"),
+        ({"largest_probability": 0.0}, r"largest_probability must lie in \(0, 1\], got 0.0"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Guard(**settings)
+
+
+def test_a_guard_is_a_guard() -> None:
+    with pytest.raises(ConfigurationError, match="guard must be a Guard or None, got True"):
+        OSMDSampler(num_clients=3, cohort_size=1, learning_rate=0.1, guard=True)  # type: ignore[arg-type]

@@ -1,0 +1,106 @@
+"""Norms are clipped and noised before anything is learnt from them, and the account is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sortition import AvareSampler, Cohort, ConfigurationError, NormPrivacy, StateError, UniformSampler
+from sortition.core.privacy import gaussian_epsilon
+from sortition.samplers.privacy import Noise
+from sortition.testing import check_sampler
+from tests.helpers import same_cohort, train
+
+REPEATABLE = NormPrivacy(norm_bound=2.0, noise_multiplier=0.5, fresh_noise=False)
+
+
+def cohort(round_index: int, size: int) -> Cohort:
+    ones = np.ones(size)
+    return Cohort(round_index, size, np.arange(size), ones.astype(int), ones, ones)
+
+
+def avare(privacy: NormPrivacy | None, seed: int = 0) -> AvareSampler:
+    return AvareSampler(num_clients=12, cohort_size=4, seed=seed, privacy=privacy)
+
+
+def test_private_samplers_keep_every_promise() -> None:
+    check_sampler(lambda seed: avare(REPEATABLE, seed))
+
+
+def test_noise_has_the_stated_size_and_sensitivity() -> None:
+    """Whatever the norm, the noise is N(0, (sigma C)^2); norms beyond C count as C."""
+    noise = Noise(REPEATABLE, seed=1)
+    big = noise.apply(cohort(0, 20000), np.full(20000, 1e9))
+    at_bound = Noise(REPEATABLE, seed=1).apply(cohort(0, 20000), np.full(20000, 2.0))
+    assert np.array_equal(big, at_bound)
+    assert big.mean() == pytest.approx(2.0, abs=0.05)
+    assert big.std() == pytest.approx(1.0, abs=0.05)
+
+
+def test_noise_depends_on_key_and_round_alone() -> None:
+    noise = Noise(REPEATABLE, seed=1)
+    first = noise.apply(cohort(3, 5), np.ones(5))
+    noise.apply(cohort(4, 5), np.ones(5))
+    assert np.array_equal(noise.apply(cohort(3, 5), np.ones(5)), first)
+    assert not np.array_equal(noise.apply(cohort(4, 5), np.ones(5)), first)
+
+
+def test_noise_is_not_the_randomness_of_the_draws() -> None:
+    from sortition.core.designs import RoundGenerator
+
+    drawn = RoundGenerator(7).of_round(0).standard_normal(50)
+    noise = Noise(NormPrivacy(1.0, 1.0, fresh_noise=False), seed=7).apply(cohort(0, 50), np.full(50, 1.0))
+    assert abs(np.corrcoef(noise[noise > 0.0], (1.0 + drawn)[noise > 0.0])[0, 1]) < 0.5
+
+
+def test_silence_stays_silence_and_nothing_is_negative() -> None:
+    found = Noise(REPEATABLE, seed=1).apply(cohort(0, 400), np.where(np.arange(400) % 2, np.nan, 0.0))
+    assert np.array_equal(np.isnan(found), np.arange(400) % 2 == 1)
+    assert np.nanmin(found) == 0.0
+
+
+def test_fresh_noise_differs_between_runs_and_survives_saving() -> None:
+    private = NormPrivacy(norm_bound=2.0, noise_multiplier=0.5)
+    one, other = avare(private), avare(private)
+    train(one, 5)
+    train(other, 5)
+    assert not np.array_equal(one.probabilities(), other.probabilities())
+    other.load_state_dict(one.state_dict())
+    assert all(map(same_cohort, train(one, 5), train(other, 5)))
+    assert np.array_equal(one.probabilities(), other.probabilities())
+
+
+def test_the_account() -> None:
+    """The client that replied most decides; who did not reply has spent nothing."""
+    sampler = avare(NormPrivacy(norm_bound=1.0, noise_multiplier=2.0))
+    assert sampler.privacy_spent().epsilon == 0.0
+    for _ in range(3):
+        drawn = sampler.draw(available=[1, 2, 3])
+        sampler.observe(drawn, np.where(drawn.clients == 1, np.nan, 1.0))
+    spent = sampler.privacy_spent(delta=1e-6)
+    assert spent.most_replies == 3
+    assert spent.epsilon_per_reply == pytest.approx(gaussian_epsilon(1.0 / 2.0, 1e-6))
+    assert spent.epsilon == pytest.approx(gaussian_epsilon(np.sqrt(3.0) / 2.0, 1e-6))
+    resumed = avare(NormPrivacy(norm_bound=1.0, noise_multiplier=2.0))
+    resumed.load_state_dict(sampler.state_dict())
+    assert resumed.privacy_spent(delta=1e-6) == spent
+
+
+@pytest.mark.parametrize("key", [-1, 2**64, 0.5, "x"])
+def test_a_state_with_an_impossible_key(key: Any) -> None:
+    sampler = avare(REPEATABLE)
+    with pytest.raises(StateError, match="key"):
+        sampler.load_state_dict({**sampler.state_dict(), "privacy.key": key})
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match=r"norm_bound must be a finite number above 0, got 0\.0"):
+        NormPrivacy(norm_bound=0.0, noise_multiplier=1.0)
+    with pytest.raises(ConfigurationError, match="noise_multiplier must be a finite number above 0"):
+        NormPrivacy(norm_bound=1.0, noise_multiplier=-1.0)
+    with pytest.raises(ConfigurationError, match="privacy must be a NormPrivacy or None"):
+        UniformSampler(num_clients=3, cohort_size=1, privacy=1.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="privacy must be given to the sampler"):
+        UniformSampler(num_clients=3, cohort_size=1).privacy_spent()
