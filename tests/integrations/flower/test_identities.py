@@ -101,7 +101,7 @@ def test_a_size_reported_with_the_identity_counts_from_the_start():
             return reply
 
     nodes = {n: (info(n), Client(8.0 * p, [10, 30][p], partition=p)) for p, n in enumerate((5, 6))}
-    adaptive = strategy(cohort_size=1, sampler=None)
+    adaptive = strategy(cohort_size=None, sampler=UniformSampler(num_clients=2, cohort_size=1))
     _, metrics = one_round(adaptive, Reporting(nodes), model(0.0))
     (drawn,) = np.flatnonzero(adaptive._lottery._met)
     assert metrics["sampling-total-weight"] == pytest.approx(2 * [0.25, 0.75][drawn])

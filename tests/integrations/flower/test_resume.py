@@ -156,7 +156,7 @@ def test_a_sampler_of_ones_own_is_resumed_too():
         ({"identities": np.array(["a", "a"])}, "different strings"),
         ({"sizes": np.zeros(3)}, "'sizes'"),
         ({"model_keys": np.array(["w", "v"])}, "arrays of the model"),
-        ({"sampler.kind": "UniformSampler"}, "kind DoublingOSMDSampler"),
+        ({"sampler.kind": "UniformSampler"}, "kind EmpiricalBayesSampler"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(change, message):

@@ -16,14 +16,9 @@ from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.integrations.flower.identities import natural_order
 from sortition.integrations.flower.sizes import DataSizes
-from sortition.samplers.doubling import DoublingOSMDSampler
+from sortition.samplers.default import default_sampler
 
 SAMPLER = "sampler."
-
-
-def default_sampler(num_clients: int, cohort_size: int, seed: int) -> Sampler:
-    """The sampler that is used when none is given: it needs no horizon."""
-    return DoublingOSMDSampler(num_clients=num_clients, cohort_size=cohort_size, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,10 @@ class Settled:
 class Lottery:
     """Draws identities, whatever numbers the sampler knows them by.
 
-    The sampler itself knows nothing of data sizes: it treats all clients alike, and is told norms multiplied
-    by lambda_m M, so that its feedback is a_m = (lambda_m norm_m)^2 all the same.
+    A sampler multiplies each norm by the client weight that it was built with, and those are fixed before any
+    client has reported its size. So it is told norms multiplied by lambda_m over its own weight, and its
+    feedback is a_m = (lambda_m norm_m)^2 whatever that is: uniform for a sampler that was given, and for one
+    of the default kind the data sizes, if all of them were known when it was built.
     """
 
     def __init__(
@@ -78,7 +75,9 @@ class Lottery:
         self._cohort_size = 0 if cohort_size is None else whole_number("cohort_size", cohort_size, least=1)
         self._seed = whole_number("seed", seed, least=0)
         self._sampler = sampler
+        self._is_default = sampler is None
         self._founders = 0 if sampler is None else sampler.num_clients
+        self._masses: FloatArray = np.zeros(0)  # the sampler's own client weights, up to a factor
         self._ids: dict[str, int] = {}
         self._met: BoolArray = np.zeros(0, dtype=bool)
         self._sizes = DataSizes(num_examples)
@@ -126,31 +125,53 @@ class Lottery:
             total = self._sizes.total(drawn.available)
         shares = sizes[heard] / total if total > 0.0 else np.zeros(len(replied))
         sampler = self._drawn_from()
-        feedback = np.full(len(norms), np.nan)
-        feedback[heard] = norms[heard] * shares * sampler.num_clients
-        sampler.observe(drawn.cohort, feedback)
+        told = np.full(len(norms), np.nan)
+        told[heard] = norms[heard] * shares / self._own_weights(sampler, replied.clients)
+        sampler.observe(drawn.cohort, told)
         raised = len(drawn.cohort) / max(len(replied), 1)
         return Settled(replied, shares, norms[heard], raised / total if total > 0.0 else 0.0)
 
     def _admit(self, newcomers: list[str], reported: Mapping[str, float]) -> Sampler:
         newcomers = sorted(newcomers, key=natural_order)
-        if self._sampler is None:
-            self._founders = len(newcomers)
-            self._sampler = default_sampler(self._founders, self._cohort_size, self._seed)
-        beyond = len(self._ids) + len(newcomers) - self._sampler.num_clients
-        if beyond > 0:
-            add_clients = getattr(self._sampler, "add_clients", None)
-            if add_clients is None:
-                raise ConfigurationError(
-                    f"sampler must have add_clients, or be built for all clients that ever appear, "
-                    f"got one for {self._sampler.num_clients} and {beyond} more"
-                )
-            add_clients(beyond)
+        first = len(self._ids)
         for name in newcomers:
             self._ids[name] = len(self._ids)
         self._met = np.concatenate([self._met, np.zeros(len(newcomers), dtype=bool)])
         self._sizes.join(newcomers, reported)
+        if self._sampler is None:
+            self._founders = len(newcomers)
+            self._masses = self._sizes.known_shares(np.arange(self._founders))
+            self._sampler = self._build()
+        beyond = len(self._ids) - self._sampler.num_clients
+        if beyond > 0:
+            self._add(self._sampler, np.arange(max(first, len(self._ids) - beyond), len(self._ids)))
         return self._sampler
+
+    def _build(self) -> Sampler:
+        alike = bool(np.all(self._masses == self._masses[0]))
+        weights = None if alike else self._masses[: self._founders]
+        return default_sampler(self._founders, self._cohort_size, client_weights=weights, seed=self._seed)
+
+    def _add(self, sampler: Sampler, newcomers: IntArray) -> None:
+        add_clients = getattr(sampler, "add_clients", None)
+        if add_clients is None:
+            raise ConfigurationError(
+                f"sampler must have add_clients, or be built for all clients that ever appear, "
+                f"got one for {sampler.num_clients} and {len(newcomers)} more"
+            )
+        if not self._is_default:
+            add_clients(len(newcomers))
+            return
+        masses = self._sizes.relative_sizes(newcomers, np.arange(self._founders)) / self._founders
+        add_clients(masses, client_weights=masses)
+        self._masses = np.concatenate([self._masses, masses])
+
+    def _own_weights(self, sampler: Sampler, clients: IntArray) -> FloatArray:
+        """The client weights that the sampler itself multiplies norms by; 1 for one that it leaves out."""
+        if not self._is_default:
+            return np.full(len(clients), 1.0 / sampler.num_clients)
+        weights = self._masses[clients] / self._masses.sum()
+        return np.where(weights > 0.0, weights, 1.0)
 
     def _drawn_from(self) -> Sampler:
         if self._sampler is None:
@@ -166,6 +187,7 @@ class Lottery:
             "founders": self._founders,
             "identities": np.array(self.identities, dtype=np.str_),
             "met": self._met.copy(),
+            "masses": self._masses.copy(),
             **self._sizes.state(),
             **{SAMPLER + name: value for name, value in sampler.items()},
         }
@@ -180,9 +202,8 @@ class Lottery:
         founders = int(scalar(state, "founders"))
         kept = {name.removeprefix(SAMPLER): state[name] for name in state if name.startswith(SAMPLER)}
         if kept:
-            sampler = self._sampler
-            if sampler is None:
-                sampler = default_sampler(founders, self._cohort_size, self._seed)
+            self._founders, self._masses = founders, array(state, "masses", np.float64, (None,))
+            sampler = self._build() if self._is_default else self._drawn_from()
             sampler.load_state_dict(kept)
             self._sampler = sampler
         self._sizes.restore(state, identities)

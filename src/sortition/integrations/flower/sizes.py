@@ -72,6 +72,19 @@ class DataSizes:
         unknown = len(sizes) - int(known.sum())
         return examples + unknown * self._mean() if unknown else examples
 
+    def known_shares(self, clients: IntArray) -> FloatArray:
+        """The shares of these clients in the data if the sizes of all are known; otherwise all alike."""
+        sizes = self._sizes[clients]
+        total = float(sizes.sum())
+        return sizes / total if total > 0.0 else np.full(len(sizes), 1.0 / len(sizes))
+
+    def relative_sizes(self, clients: IntArray, others: IntArray) -> FloatArray:
+        """The sizes of these clients over the mean size of the others; 1 where that is not known."""
+        mean = self.total(others) / len(others)
+        sizes = self._sizes[clients]
+        known = (sizes > 0.0) & (mean > 0.0)
+        return np.divide(sizes, mean, out=np.ones(len(sizes)), where=known)
+
     def _mean(self) -> float:
         if self._met_weight > 0.0:
             return self._met_examples / self._met_weight

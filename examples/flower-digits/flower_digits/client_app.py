@@ -1,0 +1,30 @@
+"""The client: trains on its own part. The query at the end is optional, see docs/flower.md."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_digits import task
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Some steps of SGD on this client's images, from the model that was sent."""
+    config = message.content["config"]
+    seed, partition = int(config["seed"]), int(context.node_config["partition-id"])
+    images, labels = task.partitions(seed)[partition]
+    rng = np.random.default_rng((seed, int(config["server-round"]), partition))
+    model = message.content["arrays"]["model"].numpy()
+    model = task.train(model, images, labels, rng, int(config["local-steps"]), float(config["learning-rate"]))
+    arrays = ArrayRecord({"model": Array(model)})
+    metrics = MetricRecord({"num-examples": len(images)})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+@app.query()
+def who_are_you(message: Message, context: Context) -> Message:
+    """A name that outlives the run, so that a resumed one knows its clients again."""
+    answer = ConfigRecord({"partition-id": context.node_config["partition-id"]})
+    return Message(RecordDict({"identity": answer}), reply_to=message)

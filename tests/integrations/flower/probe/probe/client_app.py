@@ -1,0 +1,26 @@
+"""A client as any other: it knows nothing of adaptive sampling, and answers no queries."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Halfway to this client's number; client p has p + 1 examples. Every seventh one fails."""
+    partition, config = int(context.node_config["partition-id"]), message.content["config"]
+    note = Path(str(config["notes"])) / f"training-{partition}-{config['server-round']}"
+    note.touch()
+    time.sleep(float(config["pause"]))
+    if partition % 7 == 6:
+        raise ValueError("this client always fails")
+    model = message.content["arrays"]["model"].numpy()
+    moved = model + np.float32(0.5) * (np.float32(partition) - model)
+    arrays = ArrayRecord({"model": Array(moved), "batches": Array(np.array(10 * partition))})
+    metrics = MetricRecord({"num-examples": partition + 1, "partition": partition})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
