@@ -336,5 +336,5 @@ class TestSummary:
                 todo.store.save(run, {"loss": losses, "regret": regret, "rounds": rounds})
         rows = summarise(todo.figures[0], todo.store).table
         assert len(rows) == 22
-        assert {row["runs"] for row in rows} == {100}
+        assert {row["runs"] for row in rows} == {FULL.published_repeats}
         assert all(row["within"] for row in rows)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from sortition.cli import commands
+from sortition.core.errors import DataError
+from sortition.experiments.reproduce import QUICK, execute, plan
 from sortition.reports.charts import line_chart
+from sortition.reports.markdown import fill_page
 from sortition.reports.page import Page, picture_png, picture_svg
+from sortition.reports.reproduction import provenance
 
 
 def test_text_is_escaped_and_kept_apart_from_scripts():
@@ -69,3 +74,24 @@ def test_compare_refuses_a_page_that_can_not_be_written(tmp_path):
 def test_what_is_not_a_number_is_not_drawn(curve):
     values = line_chart({"a": ([1, 2], curve)}, "x", "y")["data"]["values"]
     assert all(np.isfinite(value["y"]) for value in values)
+
+
+class TestMarkdown:
+    def test_blocks_are_filled_and_the_rest_is_kept(self, tmp_path):
+        scale = replace(QUICK, rounds=3, repeats=1)
+        results = execute(plan(["fig5", "fig7"], tmp_path / "out", variants=("text",), scale=scale), jobs=1)
+        page = tmp_path / "page.md"
+        page.write_text("A\n<!-- fig7 -->\nold\n<!-- end -->\nB\n<!-- fig1 -->\nkept\n<!-- end -->\nC\n")
+        origin = provenance(plan(["fig5"], tmp_path / "out", variants=("text",)), scale, quick=True)
+        for _ in range(2):  # filling twice is filling once
+            assert fill_page(page, results, origin) == ["fig7"]
+            text = page.read_text()
+            assert "old" not in text
+            assert "| σ = 3 | with replacement |" in text
+            assert "kept" in text
+            assert [line for line in text.splitlines() if line in ("A", "B", "C")] == ["A", "B", "C"]
+        assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["fig5.svg", "fig7.svg"]
+
+    def test_no_such_page(self, tmp_path):
+        with pytest.raises(DataError, match="can be read"):
+            fill_page(tmp_path / "nowhere.md", [], {})

@@ -13,6 +13,7 @@ from sortition.cli.options import whole_number
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.reproduce import FIGURES, FULL, QUICK, VARIANTS, Result, Variant, execute, plan
 from sortition.experiments.reproduce.store import write_whole
+from sortition.reports.markdown import fill_page
 from sortition.reports.reproduction import check_outputs, provenance, report_page, write_figure
 
 EVERYTHING = "all"
@@ -64,6 +65,15 @@ def reproduce_command(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
+    docs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Also fill the marked blocks of this Markdown page (docs/reproduction.md).",
+        ),
+    ] = None,
 ) -> None:
     """Run the paper's experiments and draw its figures, published beside measured where both are known."""
     import vl_convert  # noqa: F401 - if it is missing, say so before the work and not after it
@@ -89,6 +99,8 @@ def reproduce_command(
     page = target / "report.html" if len(results) > 1 else target / figures[0] / "report.html"
     write_whole(page, report_page(results, origin).encode())
     typer.echo(f"Report: {page.resolve()}")
+    if docs is not None:
+        typer.echo(f"Filled in {docs}: {', '.join(fill_page(docs, results, origin))}")
 
 
 def _print_numbers(result: Result) -> None:

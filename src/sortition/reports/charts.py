@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import numpy as np
@@ -13,15 +13,18 @@ POINTS = 60
 """Points of a curve that are drawn; the CSV has them all."""
 WIDTH, HEIGHT = 250, 170
 COLOURS = {
-    "Adaptive-OSMD": "#0072b2",
-    "Uniform": "#d55e00",
-    "Optimal (oracle)": "#222222",
-    "MABS": "#cc79a7",
-    "VRB": "#e69f00",
-    "Avare": "#009e73",
-    "Proportional (not in the paper)": "#7f7f7f",
+    "adaptive-osmd": "#0072b2",
+    "adaptive-osmd-x100": "#56b4e9",
+    "uniform": "#d55e00",
+    "optimal": "#222222",
+    "mabs": "#cc79a7",
+    "vrb": "#e69f00",
+    "avare": "#009e73",
+    "proportional": "#7f7f7f",
 }
+"""A sampler has the same colour in every chart."""
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222", "#56b4e9", "#7f7f7f")
+OTHERS = ("#6a3d9a", "#8c6d31", "#1b9e9e", "#a6cee3")
 VARIANT_TITLES = {"text": "As the text says", "authors": "As the authors' code does"}
 AXIS_TITLES = {
     "log loss": "log of the training loss",
@@ -59,7 +62,7 @@ def chart(result: Result) -> dict[str, Any]:
 
 
 def line_chart(
-    lines: dict[str, tuple[Any, Any]], x_title: str, y_title: str, width: int = 560, height: int = 300
+    lines: dict[str, tuple[Any, Any]], x_title: str, y_title: str, width: int = 760, height: int = 320
 ) -> dict[str, Any]:
     """Plain curves, for other reports: name -> (x, y)."""
     curves = [
@@ -72,7 +75,7 @@ def line_chart(
 
 def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str) -> dict[str, Any]:
     labels = [curve.label for curve in curves]
-    colours = [COLOURS.get(label, PALETTE[place % len(PALETTE)]) for place, label in enumerate(labels)]
+    colours = _colours(labels)
     y_title = AXIS_TITLES.get(curves[0].quantity, curves[0].quantity)
     x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": 5}}
     colour = {
@@ -118,6 +121,15 @@ def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str
         "data": {"values": [point for curve in curves for point in _points(curve)]},
         "layer": layers,
     }
+
+
+def _colours(labels: list[str]) -> list[str]:
+    """The samplers' own colours, others for those without, and the palette where no label is a sampler's."""
+    own = [COLOURS.get(label.partition(" (")[0].lower()) for label in labels]
+    if not any(own):
+        return [PALETTE[place % len(PALETTE)] for place in range(len(labels))]
+    others = cycle(OTHERS)
+    return [colour or next(others) for colour in own]
 
 
 def _points(curve: Curve) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from sortition.reports.table import HOW_TO_READ
 
 def comparison_page(comparison: Comparison, title: str, what: str) -> str:
     """The curves and the table of ``sortition compare``, as one self-contained page."""
-    page = Page(title, f"{what} {date.today().isoformat()}.")
+    page = Page(title, f"{what}. Made on {date.today().isoformat()}.")
     page.paragraph(HOW_TO_READ)
     page.table(
         (

@@ -1,0 +1,128 @@
+"""The numbers of a reproduction as Markdown, put between the marks of a page that people wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sortition.core.errors import DataError
+from sortition.experiments.reproduce import VARIANTS, Result
+from sortition.experiments.reproduce.departures import DEPARTURES, OUR_READINGS
+from sortition.experiments.reproduce.store import write_whole
+from sortition.reports.charts import chart
+from sortition.reports.page import picture_svg
+
+VARIANT_NAMES = {"text": "text", "authors": "authors' code"}
+
+
+def fill_page(page: Path, results: Sequence[Result], provenance: dict[str, Any]) -> list[str]:
+    """Replace what stands between ``<!-- NAME -->`` and ``<!-- end -->``, and draw ``figures/NAME.svg``.
+
+    Blocks of figures that were not run stay as they are. Returns the names of the blocks replaced.
+    """
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(
+            f"the page must be a file that can be read, got {str(page)!r} ({error.strerror})"
+        ) from None
+    blocks = _blocks(results, provenance)
+    filled = []
+    for name, block in blocks.items():
+        opening = f"<!-- {name} -->\n"
+        before, found, rest = text.partition(opening)
+        if found:
+            text = f"{before}{opening}\n{block}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+            filled.append(name)
+    pictures = page.parent / "figures"
+    pictures.mkdir(exist_ok=True)
+    for result in results:
+        write_whole(pictures / f"{result.figure.name}.svg", picture_svg(chart(result)))
+    write_whole(page, text.encode())
+    return filled
+
+
+def _blocks(results: Sequence[Result], provenance: dict[str, Any]) -> dict[str, str]:
+    versions = ", ".join(f"{name} {number}" for name, number in provenance["versions"].items())
+    images = "; ".join(f"{name}: {source}" for name, source in provenance["images"].items())
+    blocks = {
+        "provenance": f"Made on {provenance['date']} from commit `{provenance['commit']}` with {versions}: "
+        f"{provenance['rounds']} rounds, {provenance['repeats']} repeats, {provenance['image_repeats']} on "
+        "images" + (f" ({images})" if images else "") + ".\n",
+        "departures": _table(("what", "text", "authors' code"), DEPARTURES),
+        "readings": "".join(f"- {reading}\n" for reading in OUR_READINGS),
+    }
+    for result in results:
+        name = result.figure.name
+        if result.table:
+            blocks["published"] = _published(result)
+        if result.bounds and name == "fig1":
+            blocks["bounds"] = _table(
+                ("panel", "regret", "variation of the optimum", "bound of Theorem 8", "kept"),
+                [(b["panel"], b["regret"], b["variation"], b["bound"], b["kept"]) for b in result.bounds],
+            )
+        if name != "fig5":
+            blocks[name] = _finals(result)
+    return blocks
+
+
+def _published(result: Result) -> str:
+    """A row a published number, the variants side by side."""
+    rows: dict[tuple[Any, ...], list[Any]] = {}
+    for row in result.table:
+        key = (row["panel"], row["sampler"], row["quantity"], row["round"], row["published"])
+        cells = rows.setdefault(key, [None, None, None, None])
+        measured = f"{row['measured']:.2f} ± {row['spread']:.2f}".replace("-", "−")
+        if row["variant"] == "authors":
+            cells[:3] = [measured, row["of figure"], row["within"]]
+        else:
+            cells[3] = measured
+    runs = max(row["runs"] for row in result.table)
+    ten = min(row["runs"] for row in result.table)
+    columns = ("panel", "sampler", "quantity", "round", "published")
+    return _table(
+        (*columns, f"authors' variant, {runs} runs", "first 10", "within", f"text, {ten} runs"),
+        [(*key, *cells) for key, cells in rows.items()],
+    )
+
+
+def _finals(result: Result) -> str:
+    """The last round: a row a line, the variants and quantities side by side."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    columns: dict[str, None] = {}
+    for row in result.final():
+        column = f"{row['quantity']}, {VARIANT_NAMES[row['variant']]}"
+        columns[column] = None
+        value = "-" if row["mean"] is None else f"{row['mean']:.2f} ± {row['spread']:.2f}".replace("-", "−")
+        if (
+            len({candidate.step_size for candidate in result.figure.runs()}) > 2
+            and row["quantity"] == "log loss"
+        ):
+            value += f" (step {row['step_size']:g})"
+        rows.setdefault((row["panel"], row["sampler"]), {})[column] = value
+    ordered = sorted(columns, key=lambda column: column.split(", ")[0] == "log regret")
+    ordered = [
+        column for variant in VARIANTS for column in ordered if column.endswith(VARIANT_NAMES[variant])
+    ]
+    return _table(
+        ("panel", "sampler", *ordered),
+        [(*key, *(cells.get(column, "-") for column in ordered)) for key, cells in rows.items()],
+    )
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        text = f"{value:.2e}" if abs(value) >= 1e5 else f"{value:.2f}"
+        return text.replace("-", "−", 1) if value < 0 else text
+    return str(value).replace("|", "\\|")

@@ -1,0 +1,25 @@
+"""The examples run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sortition.problems import idx
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(
+    idx.find(idx.IMAGE_SETS["fashion-mnist"], None) is None,
+    reason="Fashion-MNIST is not installed (Debian's dataset-fashion-mnist)",
+)
+def test_small_cnn_on_fashion_mnist():
+    pytest.importorskip("torch", reason="the extra torch is not installed")
+    command = [sys.executable, str(ROOT / "examples" / "fashion_cnn.py"), "--rounds", "3", "--clients", "40"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "AdaptiveOSMDSampler: loss" in done.stdout
