@@ -1,4 +1,8 @@
-"""A real deployment on loopback: TLS, registered node keys, three SuperNodes, one of them killed and back."""
+"""A real deployment on loopback: TLS, registered node keys, three SuperNodes, one of them killed and back.
+
+It takes a minute until the SuperLink gives up a SuperNode that no longer sends heartbeats. Only then does the
+round that waits for it go on, with an error in the SuperLink's own name, and only then can it come back.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ import pytest
 from tests.integrations.flower.credentials import write_certificates, write_node_key
 from tests.integrations.flower.processes import flower, free_port
 
-ROUNDS = 5
-TIMEOUT = 20.0
+MOST_ROUNDS = 20
+TIMEOUT = 90.0
 VICTIM = 1
 EXAMPLES = (1, 2, 3)
 
@@ -47,26 +51,30 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
         )
 
     nodes = [supernode(partition) for partition in range(3)]
-    programs.run_probe(rounds=ROUNDS, cohort_size=3, least_clients=2, timeout=TIMEOUT, pause=1.5)
+    programs.run_probe(rounds=MOST_ROUNDS, cohort_size=3, least_clients=2, timeout=TIMEOUT, pause=1.0)
 
     def training(server_round):
         return (programs.notes / f"training-{VICTIM}-{server_round}").exists()
 
     programs.wait(lambda: len(programs.rounds()) >= 1, 60, "the first round")
     programs.wait(lambda: any(training(t) for t in (2, 3)), 30, "the victim to train")
-    killed_in = max(t for t in range(1, ROUNDS) if training(t))
+    killed_in = max(t for t in range(1, MOST_ROUNDS) if training(t))
     programs.kill(nodes[VICTIM])
+    programs.wait(lambda: len(programs.rounds()) >= killed_in, TIMEOUT, "the round it was killed in")
     supernode(VICTIM)
-    programs.wait((programs.notes / "done").exists, 100, "the last round")
+
+    def is_back():
+        return any(VICTIM in line["partitions"] for line in programs.rounds()[killed_in:])
+
+    programs.wait(is_back, 60, "the victim to be back")
+    (programs.notes / "enough").touch()
+    programs.wait((programs.notes / "done").exists, 30, "the last round")
 
     rounds = programs.rounds()
-    assert [line["round"] for line in rounds] == list(range(1, ROUNDS + 1))  # training went on
+    assert [line["round"] for line in rounds] == list(range(1, len(rounds) + 1))  # training went on
     first = rounds[0]["identities"]
-    assert sorted(identity.partition(":")[0] for identity in rounds[-1]["identities"]) == [
-        "key",
-        "key",
-        "name",
-    ]
+    kinds = [identity.partition(":")[0] for identity in rounds[-1]["identities"]]
+    assert sorted(kinds) == ["key", "key", "name"]
     for line in rounds:
         assert line["identities"][: len(first)] == first  # nobody became somebody else
         assert len(line["identities"]) <= 3
@@ -74,9 +82,7 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
         assert heard, f"nobody replied within {TIMEOUT} s"
         weight = line["sampling-distinct-clients"] / len(heard)
         assert line["sampling-replies"] + line["sampling-failures"] == line["sampling-distinct-clients"]
-        assert sorted(line["weighted-examples"]) == pytest.approx(
-            sorted(heard)
-        )  # all take part: drawn with 1
+        assert line["weighted-examples"] == pytest.approx(heard)  # all take part: the weight is 1
         if line["sampling-distinct-clients"] == 3 and line["sampling-coverage"] == 1.0:
             assert line["sampling-total-weight"] == pytest.approx(weight * sum(heard) / 6)
             if len(heard) == 3:
@@ -84,6 +90,7 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     lost = rounds[killed_in - 1]
     assert VICTIM not in lost["partitions"]
     assert lost["sampling-failures"] == 1
+    assert "Error: Node Unavailable" in programs.logs()
     assert VICTIM in rounds[-1]["partitions"]
     assert rounds[-1]["sampling-total-weight"] == pytest.approx(1.0)
     assert rounds[-1]["identities"] == lost["identities"]  # the same client, with its history

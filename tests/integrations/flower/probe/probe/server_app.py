@@ -1,6 +1,7 @@
 """A server that notes every round."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,10 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from sortition.integrations.flower import AdaptiveSampling
 
 app = ServerApp()
+
+
+class EnoughError(Exception):
+    """Nobody needs more rounds."""
 
 
 def keep_all(records, weighted_by_key) -> MetricRecord:
@@ -57,14 +62,17 @@ def main(grid: Grid, context: Context) -> None:
             }
             with (notes / "rounds.jsonl").open("a") as lines:
                 lines.write(json.dumps(line) + "\n")
+        if (notes / "enough").exists():
+            raise EnoughError
 
     start = {"model": Array(np.zeros(3, dtype=np.float32)), "batches": Array(np.array(0))}
-    strategy.start(
-        grid,
-        ArrayRecord(start),
-        num_rounds=int(settings["rounds"]),
-        timeout=float(settings["timeout"]),
-        train_config=ConfigRecord({"notes": str(notes), "pause": float(settings["pause"])}),
-        evaluate_fn=evaluate,
-    )
+    with suppress(EnoughError):
+        strategy.start(
+            grid,
+            ArrayRecord(start),
+            num_rounds=int(settings["rounds"]),
+            timeout=float(settings["timeout"]),
+            train_config=ConfigRecord({"notes": str(notes), "pause": float(settings["pause"])}),
+            evaluate_fn=evaluate,
+        )
     (notes / "done").touch()
