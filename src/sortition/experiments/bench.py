@@ -87,7 +87,7 @@ def measure_each(
 
 
 def measure(num_clients: int, cohort_size: int, rounds: int, regime: Regime) -> Measurement:
-    """Time ``rounds`` rounds; the kernels are compiled before and, if wanted, the distribution has adapted."""
+    """Time ``rounds`` rounds, with the kernels compiled before and, if wanted, the distribution adapted."""
     _compile(cohort_size)
     sampler = AdaptiveOSMDSampler(
         num_clients=num_clients,
