@@ -165,6 +165,31 @@ def attacks() -> list[Attack]:
     return honest + lies
 
 
+def honest_cost(names: list[str], rounds: int, seeds: int) -> list[dict[str, Any]]:
+    """What the guard costs where nobody lies: paired differences over the seeds, with standard errors."""
+    print(f"{'sampler':20}{'loss':>8}{'guard adds':>22}{'variance':>10}{'guard adds':>22}  suspects")
+    rows = []
+    for name in names:
+        pairs = [
+            [run(name, defence, Attack("honest", 0.01, 1.0), rounds, seed) for defence in ("none", "guard")]
+            for seed in range(seeds)
+        ]
+        row: dict[str, Any] = {
+            "sampler": name,
+            "suspects": float(np.mean([two.suspects for _, two in pairs])),
+        }
+        text = f"{name:20}"
+        for quantity, width in (("loss", 8), ("variance", 10)):
+            before = np.array([getattr(one, quantity) for one, _ in pairs])
+            added = np.array([getattr(two, quantity) for _, two in pairs]) - before
+            error = added.std(ddof=1) / np.sqrt(seeds)
+            row[quantity] = {"mean": before.mean(), "added": added.mean(), "standard_error": error}
+            text += f"{before.mean():>{width}.3f}{added.mean():>12.4f} ± {error:<7.4f}"
+        print(f"{text}  {row['suspects']:.1f} of 100", flush=True)
+        rows.append(row)
+    return rows
+
+
 def main() -> None:
     """Run everything, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -172,8 +197,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--samplers", default=",".join(SAMPLERS))
     parser.add_argument("--defences", default="none,guard")
+    parser.add_argument(
+        "--honest", type=int, metavar="SEEDS", help="only what the guard costs if nobody lies"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.honest:
+        costs = honest_cost(options.samplers.split(","), options.rounds, options.honest)
+        if options.json is not None:
+            options.json.write_text(json.dumps(costs, indent=1) + "\n")
+        return
     started = time.monotonic()
     results: list[Outcome] = []
     defences = options.defences.split(",")

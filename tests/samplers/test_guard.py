@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition import (
@@ -19,7 +19,7 @@ from sortition import (
     OSMDSampler,
 )
 from sortition.core.designs import DESIGNS
-from sortition.samplers.guard import WINDOW, Watch, weighted_quantile
+from sortition.samplers.guard import WINDOW, Watch, weighted_quartiles
 from sortition.testing import check_sampler
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, train
 
@@ -43,6 +43,7 @@ def test_guarded_samplers_keep_every_promise(name: str, design: str, monkeypatch
 
 @pytest.mark.parametrize("rise", [1.3, 10.0])
 @pytest.mark.parametrize("name", BUILD)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_no_report_raises_its_sender_by_more_than_the_stated_factor(
     name: str, rise: float, data: st.DataObject
@@ -79,6 +80,7 @@ def test_a_ceiling_rises_by_the_factor_until_it_is_not_needed(name: str) -> None
 
 
 @pytest.mark.parametrize("name", BUILD)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_nobody_exceeds_the_cap(name: str, data: st.DataObject) -> None:
     sampler = BUILD[name](num_clients=M, cohort_size=K, guard=Guard(largest_probability=0.15), seed=2)
@@ -115,16 +117,18 @@ def cohort_of(clients: list[int], weights: list[float], round_index: int = 0) ->
     return Cohort(round_index, len(clients), clients, ones.astype(int), ones / 2, weights)
 
 
-def test_a_norm_counts_for_at_most_the_factor_times_the_quantile() -> None:
-    watch = Watch(Guard(clip_factor=10.0, quantile=0.75))
-    assert watch.norm_bound == np.inf
-    norms = np.array([1.0, 2.0, 3.0, 1e6])
-    clipped = watch.clip(cohort_of([4, 5, 6, 7], [1.0] * 4), norms)
-    assert clipped.tolist() == [1.0, 2.0, 3.0, pytest.approx(30.0)]
-    assert watch.norm_bound == pytest.approx(30.0)
-    (suspect,) = watch.suspects()
-    assert (suspect.client, suspect.hits) == (7, 1)
-    assert suspect.largest_excess == pytest.approx(1e6 / 30.0)
+def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
+    """Quartiles 1 and 3 of (1, 2, 3, 1e6): the factor 10 decides, or the fence 3^4 where that is more."""
+    cohort, norms = cohort_of([4, 5, 6, 7], [1.0] * 4), np.array([1.0, 2.0, 3.0, 1e6])
+    for guard, bound in ((Guard(clip_factor=10.0, fence=1.0), 30.0), (Guard(fence=4.0), 3.0 * 3.0**4)):
+        watch = Watch(guard)
+        assert watch.norm_bound == np.inf
+        clipped = watch.clip(cohort, norms)
+        assert clipped.tolist() == [1.0, 2.0, 3.0, pytest.approx(bound)]
+        assert watch.norm_bound == pytest.approx(bound)
+        (suspect,) = watch.suspects()
+        assert (suspect.client, suspect.hits) == (7, 1)
+        assert suspect.largest_excess == pytest.approx(1e6 / bound)
 
 
 def test_being_drawn_often_does_not_move_the_quantile() -> None:
@@ -137,19 +141,25 @@ def test_being_drawn_often_does_not_move_the_quantile() -> None:
     assert unweighted.norm_bound > 1e9
 
 
-@given(
-    values=st.lists(st.floats(-50.0, 50.0), min_size=1, max_size=12),
-    data=st.data(),
-    quantile=st.floats(0.05, 0.95),
-)
-def test_weighted_quantile(values: list[float], data: st.DataObject, quantile: float) -> None:
+@given(values=st.lists(st.floats(-50.0, 50.0), min_size=1, max_size=12), data=st.data())
+def test_weighted_quartiles(values: list[float], data: st.DataObject) -> None:
     """By definition: the weight up to it reaches the share, and without it does not."""
     weights = np.array(data.draw(st.lists(st.floats(0.1, 5.0), min_size=len(values), max_size=len(values))))
     x = np.array(values)
-    found = weighted_quantile(x, weights, quantile)
-    share = weights.sum() * quantile
-    assert weights[x <= found].sum() >= share * (1.0 - 1e-9)
-    assert weights[x < found].sum() <= share * (1.0 + 1e-9)
+    for found, share in zip(weighted_quartiles(x, weights), (0.25, 0.75), strict=True):
+        assert weights[x <= found].sum() >= share * weights.sum() * (1.0 - 1e-9)
+        assert weights[x < found].sum() <= share * weights.sum() * (1.0 + 1e-9)
+
+
+def test_colluders_shift_the_quartiles_by_their_share_and_not_further() -> None:
+    """95 honest norms 1..95 and 5 liars: the quartiles stay among those of the honest 25 +- 5 and 75 +- 5."""
+    honest, ones = np.log(np.arange(1.0, 96.0)), np.ones(100)
+    for lie in (-300.0, 300.0):
+        first, third = weighted_quartiles(np.concatenate((honest, np.full(5, lie))), ones)
+        assert np.exp(first) * (1 + 1e-9) >= 20.0
+        assert np.exp(first) <= 25.0 * (1 + 1e-9)
+        assert np.exp(third) * (1 + 1e-9) >= 70.0
+        assert np.exp(third) <= 75.0 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1.0, 1e100])
@@ -220,7 +230,7 @@ def test_the_guard_survives_saving() -> None:
     whole, resumed = (AvareSampler(num_clients=M, cohort_size=K, guard=STRICT, seed=1) for _ in range(2))
     for _ in range(15):
         cohort = whole.draw()
-        whole.observe(cohort, np.where(cohort.clients < 2, 1e5, norms_for(cohort)))
+        whole.observe(cohort, np.where(cohort.clients < 2, 1e100, norms_for(cohort)))
     resumed.load_state_dict(whole.state_dict())
     assert resumed.suspects() == whole.suspects() != []
     assert resumed.norm_bound == whole.norm_bound
@@ -228,18 +238,18 @@ def test_the_guard_survives_saving() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("chosen", "message"),
     [
         ({"clip_factor": 1.0}, "clip_factor must be above 1, got 1.0"),
         ({"largest_rise": 0.5}, "largest_rise must be above 1, got 0.5"),
         ({"largest_rise": float("inf")}, "largest_rise must be a finite number"),
-        ({"quantile": 1.0}, r"quantile must lie in \(0, 1\), got 1.0"),
+        ({"fence": 0.0}, "fence must be a finite number above 0"),
         ({"largest_probability": 0.0}, r"largest_probability must lie in \(0, 1\], got 0.0"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, float], message: str) -> None:
+def test_settings_are_checked(chosen: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        Guard(**settings)
+        Guard(**chosen)
 
 
 def test_a_guard_is_a_guard() -> None:

@@ -1,9 +1,13 @@
 r"""Defences against clients that lie about their norms; ``docs/hostile-clients.md`` derives the bounds.
 
-*Clip.* A norm counts for at most ``clip_factor`` times the running ``quantile`` of the federation's norms:
-that of the last 500 replies above zero, each with its cohort weight. The weights have mean one for every
-client, so a client that is drawn often counts no more than the others, and c colluding clients of M move the
-quantile by c / M and not further.
+*Clip.* With :math:`Q_1, Q_3` the running quartiles of the federation's norms, a norm counts for at most
+
+.. math:: Q_3 \cdot \max\big(\mathrm{clip\_factor},\; (Q_3/Q_1)^{\mathrm{fence}}\big),
+
+a factor that is stated or, where honest clients themselves differ by more, Tukey's fence in logarithms. The
+quartiles are those of the last 500 replies above zero, each with its cohort weight. The weights have mean one
+for every client, so a client that is drawn often counts no more than the others, and c colluding clients of M
+shift the quartiles by c / M and not further.
 
 *Rise.* A report raises the probability of its sender by at most ``largest_rise``; what it asks for beyond
 that it gets in the following rounds, another such factor in each.
@@ -37,7 +41,7 @@ class Guard:
     """Which defences a sampler has: see ``samplers/guard.py``. ``guard=None`` is the paper to the letter."""
 
     clip_factor: float = 10.0
-    quantile: float = 0.75
+    fence: float = 3.0
     largest_rise: float = 10.0
     largest_probability: float = 1.0
 
@@ -45,8 +49,7 @@ class Guard:
         for name in ("clip_factor", "largest_rise"):
             if positive_number(name, getattr(self, name)) <= 1.0:
                 raise ConfigurationError(f"{name} must be above 1, got {getattr(self, name)}")
-        if not 0.0 < self.quantile < 1.0:
-            raise ConfigurationError(f"quantile must lie in (0, 1), got {self.quantile}")
+        positive_number("fence", self.fence)
         fraction("largest_probability", self.largest_probability)
 
 
@@ -79,8 +82,9 @@ class Watch:
         """What a norm counts for at most; inf before there is one above zero."""
         if not len(self._logs):
             return math.inf
-        level = weighted_quantile(self._logs, self._weights, self.guard.quantile)
-        return math.exp(min(level + math.log(self.guard.clip_factor), LARGEST_LOG))
+        first, third = weighted_quartiles(self._logs, self._weights)
+        margin = max(math.log(self.guard.clip_factor), self.guard.fence * (third - first))
+        return math.exp(min(third + margin, LARGEST_LOG))
 
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms as they may count; whoever is above the bound is remembered."""
@@ -164,14 +168,15 @@ class Watch:
         return watch
 
 
-def weighted_quantile(values: FloatArray, weights: FloatArray, quantile: float) -> float:
-    """The smallest of ``values`` such that those up to it have the share ``quantile`` of the weight.
+def weighted_quartiles(values: FloatArray, weights: FloatArray) -> tuple[float, float]:
+    """The smallest of ``values`` up to which there is a quarter of the weight, and three quarters.
 
-    >>> weighted_quantile(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 1.0]), 0.75)
-    2.0
+    >>> weighted_quartiles(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 1.0]))
+    (1.0, 2.0)
     """
     order = np.argsort(values)
     cumulated = np.cumsum(weights[order])
     # rounding must not carry a share that is met exactly to the next value
-    place = int(np.searchsorted(cumulated, quantile * cumulated[-1] * (1.0 - 1e-12)))
-    return float(values[order[place]])
+    places = np.searchsorted(cumulated, np.array([0.25, 0.75]) * cumulated[-1] * (1.0 - 1e-12))
+    first, third = values[order[places]].tolist()
+    return first, third
