@@ -316,6 +316,17 @@ class TestSummary:
             assert curve.step_size == min(finals, key=finals.__getitem__)
             assert curve.mean[-1] == pytest.approx(min(finals.values()))
 
+    def test_only_the_chosen_step_size_has_all_repeats(self, tmp_path):
+        """4 repeats: 3 at each of 2 step sizes, and the fourth at one of them, for 6 lines."""
+        scale = replace(QUICK, rounds=3, repeats=4)
+        todo = plan(["fig8"], tmp_path, variants=("text",), scale=scale)
+        assert (len(todo.missing), todo.rounds) == (36, 3 * 42)
+        seen: list[int] = []
+        execute(todo, jobs=1, progress=seen.append)
+        assert len(list((tmp_path / "runs").iterdir())) == 42
+        assert seen == list(range(1, 3 * 42 + 1))
+        assert plan(["fig8"], tmp_path, variants=("text",), scale=scale).remaining() == ()
+
     def test_published_numbers_are_compared_where_they_can_be(self, tmp_path):
         """Made-up runs that end where the published ones do are within; others are not."""
         todo = plan(["fig1"], tmp_path, variants=("authors",), scale=FULL)

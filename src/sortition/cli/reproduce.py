@@ -89,8 +89,8 @@ def reproduce_command(
     with RoundsProgress(total=todo.rounds) as progress:
         results = execute(todo, jobs, progress.advance_to)
     seconds = time.monotonic() - begun
-    if todo.missing:
-        typer.echo(f"{len(todo.missing)} runs, {todo.rounds:,} rounds in {seconds:.0f} s", err=True)
+    if todo.rounds:
+        typer.echo(f"{todo.rounds:,} rounds at most, in {seconds:.0f} s", err=True)
     origin = provenance(todo, scale, quick)
     for result in results:
         write_figure(result, target / result.figure.name, origin)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from sortition.core.errors import DataError
 from sortition.experiments.parallel import Progress, run_tasks
-from sortition.experiments.reproduce.figures import FULL, Figure, Scale, figure
+from sortition.experiments.reproduce.figures import FULL, TUNING_REPEATS, Figure, Line, Scale, figure
 from sortition.experiments.reproduce.settings import IMAGES, RunSettings, Variant
 from sortition.experiments.reproduce.store import RunStore, run_and_keep
-from sortition.experiments.reproduce.summary import Result, summarise
+from sortition.experiments.reproduce.summary import Result, best_candidate, summarise
 from sortition.problems.idx import load_images
 
 
@@ -25,6 +25,7 @@ class Plan:
     store: RunStore
     data: Path | None
     missing: tuple[RunSettings, ...]
+    """What is to be run first."""
     kept: int
     """Finished runs of an earlier start."""
     sources: dict[str, str]
@@ -32,8 +33,18 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """Rounds still to be run."""
-        return sum(settings.num_rounds for settings in self.missing)
+        """Rounds still to be run; where step sizes are to be chosen, at most so many."""
+        return sum(run.num_rounds for run in self.missing) + sum(
+            run.num_rounds for line in self._tuned() for run in line.candidates[0][TUNING_REPEATS:]
+        )
+
+    def remaining(self) -> tuple[RunSettings, ...]:
+        """What is missing once the step sizes can be chosen: the other repeats at those."""
+        wanted = dict.fromkeys(run for line in self._tuned() for run in best_candidate(line, self.store))
+        return tuple(run for run in wanted if not self.store.holds(run))
+
+    def _tuned(self) -> list[Line]:
+        return [line for each in self.figures for line in each.lines if len(line.candidates) > 1]
 
 
 def plan(
@@ -58,15 +69,26 @@ def plan(
     if not os.access(directory, os.W_OK | os.X_OK):
         raise DataError(f"the output directory must be writable, got {str(out)!r}")
     store = RunStore(directory)
-    wanted = dict.fromkeys(settings for each in figures for settings in each.runs())  # each once
+    wanted = dict.fromkeys(  # each once
+        run for each in figures for line in (*each.lines, *each.published) for run in line.tuning()
+    )
     missing = tuple(settings for settings in wanted if not store.holds(settings))
     return Plan(figures, store, data, missing, len(wanted) - len(missing), sources)
 
 
 def execute(plan: Plan, jobs: int, progress: Progress | None = None) -> tuple[Result, ...]:
-    """Run what is missing, longest first, and summarise; every finished run is kept at once."""
-    missing = sorted(plan.missing, key=lambda settings: settings.problem not in IMAGES)
+    """Run what is missing, choose the step sizes, run the rest, and summarise.
+
+    The longest come first; every finished run is kept at once.
+    """
+    report = progress or (lambda rounds: None)
+    _run(plan, sorted(plan.missing, key=lambda run: run.problem not in IMAGES), jobs, report)
+    before = sum(run.num_rounds for run in plan.missing)
+    _run(plan, plan.remaining(), jobs, lambda rounds: report(before + rounds))
+    return tuple(summarise(each, plan.store) for each in plan.figures)
+
+
+def _run(plan: Plan, missing: Sequence[RunSettings], jobs: int, progress: Progress) -> None:
     tasks = [partial(run_and_keep, settings, plan.store.directory, plan.data) for settings in missing]
     if tasks:
         run_tasks(tasks, jobs, progress)
-    return tuple(summarise(each, plan.store) for each in plan.figures)

@@ -15,6 +15,8 @@ EXPLORATIONS = (0.01, 0.1, 0.4, 0.7, 0.9, 1.0)
 STEP_SIZES = (0.01, 0.05, 0.1, 0.5, 1.0)
 SCAFFOLD_STEP_SIZES = (0.001, 0.003, 0.01, 0.03, 0.1)
 IMAGE_STEP_SIZES = {"mnist": 0.075, "kmnist": 0.075, "fashion-mnist": 0.03}
+TUNING_REPEATS = 3
+"""Repeats that a step size is chosen by; the others are run at the one chosen."""
 PROPORTIONAL = "Proportional (not in the paper)"
 
 
@@ -27,6 +29,12 @@ class Line:
     label: str
     candidates: tuple[tuple[RunSettings, ...], ...]
     """For each step size, the runs of all repeats."""
+
+    def tuning(self) -> tuple[RunSettings, ...]:
+        """What is run first: all repeats, or where there are step sizes to choose from, some of each."""
+        if len(self.candidates) == 1:
+            return self.candidates[0]
+        return tuple(run for candidate in self.candidates for run in candidate[:TUNING_REPEATS])
 
 
 @dataclass(frozen=True)

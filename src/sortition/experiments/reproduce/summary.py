@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sortition.core.types import FloatArray
-from sortition.experiments.reproduce.figures import Figure, Line
+from sortition.experiments.reproduce.figures import TUNING_REPEATS, Figure, Line
 from sortition.experiments.reproduce.published import PUBLISHED, ROUNDS, TOLERANCE
 from sortition.experiments.reproduce.settings import RunSettings
 from sortition.experiments.reproduce.store import RunStore
@@ -74,14 +74,23 @@ def summarise(figure: Figure, store: RunStore) -> Result:
     bounds: list[dict[str, Any]] = []
     diverged = 0
     for line in figure.lines:
-        chosen = [[store.load(settings) for settings in candidate] for candidate in line.candidates]
-        best = min(range(len(chosen)), key=lambda place: _final_log_loss(chosen[place]))
-        runs, settings = chosen[best], line.candidates[best][0]
+        chosen = best_candidate(line, store)
+        runs = [store.load(settings) for settings in chosen]
         diverged += sum(not np.isfinite(run["loss"][-1]) for run in runs)
-        curves += [_curve(line, settings, runs, quantity) for quantity in figure.quantities]
+        curves += [_curve(line, chosen[0], runs, quantity) for quantity in figure.quantities]
         if all("bound" in run for run in runs):
             bounds.append(_bound(line, runs))
     return Result(figure, tuple(curves), _compare(figure, curves, store), tuple(bounds), diverged)
+
+
+def best_candidate(line: Line, store: RunStore) -> tuple[RunSettings, ...]:
+    """The runs of the step size with the least final log-loss in the tuning repeats."""
+    if len(line.candidates) == 1:
+        return line.candidates[0]
+    return min(
+        line.candidates,
+        key=lambda candidate: _final_log_loss([store.load(run) for run in candidate[:TUNING_REPEATS]]),
+    )
 
 
 def _final_log_loss(runs: list[dict[str, FloatArray]]) -> float:
