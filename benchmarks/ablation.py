@@ -34,7 +34,6 @@ VARIANTS: dict[str, tuple[float, ...]] = {
     "surprise": (OFF, 1.2),
     "jump": (OFF, 2.0),
     "caution": (OFF, 3.0, 1.0),
-    "noise_memory": (0.98, 1.0),
     "noise_bonus": (0.0, 2.0),
 }
 

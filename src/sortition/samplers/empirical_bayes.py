@@ -15,6 +15,7 @@ from sortition.core.types import FloatArray, IntArray
 from sortition.engine.lifted import Lifted
 from sortition.engine.roster import Roster
 from sortition.samplers.base import BaseSampler, Common
+from sortition.samplers.guard import Guard
 from sortition.samplers.population import (
     FEW,
     HIGHEST,
@@ -57,6 +58,7 @@ class EmpiricalBayesSampler(BaseSampler):
     constants: ClassVar[Constants] = Constants()
 
     def __init__(self, **common: Unpack[Common]) -> None:
+        common.setdefault("guard", Guard())  # it costs an honest run nothing: docs/hostile-clients.md
         super().__init__(**common)
         uniform = self.constants.prior_uniform
         if self._given_weights is not None:
@@ -88,7 +90,7 @@ class EmpiricalBayesSampler(BaseSampler):
             ratios = np.minimum(np.exp(np.minimum(x - expected, HIGHEST)), LARGEST_RATIO)
             weights = self._cohort_size * cohort.weights * learnt
             x = x - people.follow_level(ratios[known], weights[known], self._cohort_size, c.level_rate)
-            people.count_noise((x - mean)[known], visits[known], c.noise_memory)
+            people.count_noise((x - mean)[known], visits[known])
         people.count_strangers(x[~known])
 
         deviation = np.sqrt(people.noise_variance * (1.0 + 1.0 / np.maximum(visits, 1.0)))
@@ -105,6 +107,11 @@ class EmpiricalBayesSampler(BaseSampler):
         bonus = 0.5 * c.noise_bonus * min(people.noise_variance, MOST_NOISE)
         logs = 0.5 * (own * (new_mean + bonus) + (1.0 - own) * people.stranger)
         self._lifted.lift(clients, logs, 0.5 * people.stranger)
+
+    def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
+        """A newcomer's prior goes by its lambda too, if that is given."""
+        uniform = self.constants.prior_uniform
+        return super()._admit((1.0 - uniform) * client_weights + uniform * masses, client_weights)
 
     def _cautious(self, x: FloatArray, known: Any, mean: FloatArray, visits: FloatArray) -> FloatArray:
         """Bound x, and let no single feedback be too far below what was expected.
