@@ -31,6 +31,7 @@ class Model:
                 )
         self._start = {key: array.astype(np.float64) for key, array in self._own.items()}
         self._sum = {key: np.zeros_like(array) for key, array in self._start.items()}
+        self._difference = {key: np.empty_like(array) for key, array in self._start.items()}
 
     def add(self, client: str, record: ArrayRecord, coefficient: float) -> float:
         """Add c_m (w_m - w) to the sum and return the norm; nan, and nothing added, if it is not finite."""
@@ -38,7 +39,7 @@ class Model:
             raise FeedbackError(
                 f"the reply of {client} must hold the arrays {sorted(self._own)}, got {sorted(record)}"
             )
-        squared, differences = 0.0, {}
+        squared = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             for key, start in self._start.items():
                 returned = record[key].numpy()
@@ -47,12 +48,14 @@ class Model:
                         f"the reply of {client} must hold {key!r} of shape {start.shape}, "
                         f"got {returned.shape}"
                     )
-                differences[key] = difference = np.subtract(returned, start, dtype=np.float64)
+                difference = np.subtract(returned, start, out=self._difference[key], dtype=np.float64)
                 if self._own[key].dtype.kind == "f":
-                    squared += float(np.vdot(difference, difference))
+                    # Not by BLAS: its threads are slow to start and get in the way of the simulation's.
+                    flat = difference.reshape(-1)
+                    squared += float(np.einsum("i,i->", flat, flat))
         if not np.isfinite(squared):
             return float("nan")
-        for key, difference in differences.items():
+        for key, difference in self._difference.items():
             difference *= coefficient
             self._sum[key] += difference
         return float(np.sqrt(squared))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +15,16 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.protocols import Sampler
-from sortition.core.state import array, scalar
+from sortition.core.state import array, scalar, text
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.integrations.flower.identities import natural_order
 from sortition.integrations.flower.sizes import DataSizes
+from sortition.ledger import RecordedSampler, open_run, read_run
 from sortition.samplers.default import default_sampler
 
 SAMPLER = "sampler."
+STATE, CLIENTS = "flower", "flower_clients"
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,8 @@ class Settled:
     norms: FloatArray
     scale: float
     """What to multiply the sum of ``size * weight * update`` with, ``weight`` as drawn."""
+    told: FloatArray
+    """What the sampler is to hear, aligned with the cohort."""
 
 
 class Lottery:
@@ -61,6 +69,7 @@ class Lottery:
         cohort_size: int | None,
         num_examples: Mapping[str, float] | None,
         seed: int,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         if (sampler is None) == (cohort_size is None):
             raise ConfigurationError(
@@ -81,11 +90,14 @@ class Lottery:
         self._ids: dict[str, int] = {}
         self._met: BoolArray = np.zeros(0, dtype=bool)
         self._sizes = DataSizes(num_examples)
+        self._ledger = None if ledger is None else Path(ledger)
+        self._run: RecordedSampler | None = None
+        self._fresh = copy.deepcopy(sampler) if ledger is not None else None
 
     @property
     def sampler(self) -> Sampler | None:
         """The sampler; None until the first round tells how many clients there are."""
-        return self._sampler
+        return self._sampler if self._run is None else self._run
 
     @property
     def identities(self) -> tuple[str, ...]:
@@ -102,10 +114,13 @@ class Lottery:
         names = list(online)
         sampler = self._admit([name for name in names if name not in self._ids], reported)
         available = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
-        probabilities = sampler.probabilities(available)
-        total = self._sizes.total(available)
         everybody = len(available) == sampler.num_clients > sampler.cohort_size
+        probabilities = sampler.probabilities(available)
         cohort = sampler.draw() if everybody else sampler.draw(available=available)
+        if self._run is not None:  # it may be a cohort that was drawn before a crash
+            available = np.union1d(available, cohort.clients)
+            probabilities = sampler.probabilities(available)
+        total = self._sizes.total(available)
         known = self.identities
         drawn = tuple(known[client] for client in cohort.clients)
         return Drawn(cohort, drawn, available, probabilities / probabilities.sum(), total)
@@ -115,7 +130,7 @@ class Lottery:
         return self._sizes.given(int(drawn.cohort.clients[place]))
 
     def settle(self, drawn: Drawn, norms: FloatArray, sizes: FloatArray) -> Settled:
-        """Learn from a round; ``norms`` and ``sizes`` are aligned with its cohort, nan for who is silent."""
+        """Weigh a round; ``norms`` and ``sizes`` are aligned with its cohort, nan for who is silent."""
         heard = ~np.isnan(norms)
         replied = drawn.cohort.replied(heard)
         self._sizes.meet(replied.clients, sizes[heard], replied.weights)
@@ -127,13 +142,17 @@ class Lottery:
         sampler = self._drawn_from()
         told = np.full(len(norms), np.nan)
         told[heard] = norms[heard] * shares / self._own_weights(sampler, replied.clients)
-        sampler.observe(drawn.cohort, told)
         raised = len(drawn.cohort) / max(len(replied), 1)
-        return Settled(replied, shares, norms[heard], raised / total if total > 0.0 else 0.0)
+        return Settled(replied, shares, norms[heard], raised / total if total > 0.0 else 0.0, told)
+
+    def learn(self, drawn: Drawn, settled: Settled, state: Callable[[], Mapping[str, Any]]) -> None:
+        """Let the sampler learn; with a ledger, ``state`` is on disk before it does."""
+        if self._run is not None:
+            self._run.attach(drawn.cohort.round_index, STATE, state())
+        self._drawn_from().observe(drawn.cohort, settled.told)
 
     def _admit(self, newcomers: list[str], reported: Mapping[str, float]) -> Sampler:
         newcomers = sorted(newcomers, key=natural_order)
-        first = len(self._ids)
         for name in newcomers:
             self._ids[name] = len(self._ids)
         self._met = np.concatenate([self._met, np.zeros(len(newcomers), dtype=bool)])
@@ -142,10 +161,20 @@ class Lottery:
             self._founders = len(newcomers)
             self._masses = self._sizes.known_shares(np.arange(self._founders))
             self._sampler = self._build()
-        beyond = len(self._ids) - self._sampler.num_clients
-        if beyond > 0:
-            self._add(self._sampler, np.arange(max(first, len(self._ids) - beyond), len(self._ids)))
-        return self._sampler
+        if self._ledger is not None and self._run is None:
+            if self._ledger.exists():
+                raise ConfigurationError(f"start must be called to continue the run in {self._ledger}")
+            self._open_run()
+        sampler = self._drawn_from()
+        if self._is_default and len(self._ids) > len(self._masses):
+            beyond = np.arange(len(self._masses), len(self._ids))
+            masses = self._sizes.relative_sizes(beyond, np.arange(self._founders)) / self._founders
+            self._masses = np.concatenate([self._masses, masses])
+        if self._run is not None and newcomers:
+            self._run.attach(self._run.round_index, CLIENTS, self.state(sampler=False))
+        if len(self._ids) > sampler.num_clients:
+            self._add(sampler, np.arange(sampler.num_clients, len(self._ids)))
+        return sampler
 
     def _build(self) -> Sampler:
         alike = bool(np.all(self._masses == self._masses[0]))
@@ -159,12 +188,10 @@ class Lottery:
                 f"sampler must have add_clients, or be built for all clients that ever appear, "
                 f"got one for {sampler.num_clients} and {len(newcomers)} more"
             )
-        if not self._is_default:
+        if self._is_default:
+            add_clients(self._masses[newcomers], client_weights=self._masses[newcomers])
+        else:
             add_clients(len(newcomers))
-            return
-        masses = self._sizes.relative_sizes(newcomers, np.arange(self._founders)) / self._founders
-        add_clients(masses, client_weights=masses)
-        self._masses = np.concatenate([self._masses, masses])
 
     def _own_weights(self, sampler: Sampler, clients: IntArray) -> FloatArray:
         """The client weights that the sampler itself multiplies norms by; 1 for one that it leaves out."""
@@ -174,38 +201,90 @@ class Lottery:
         return np.where(weights > 0.0, weights, 1.0)
 
     def _drawn_from(self) -> Sampler:
-        if self._sampler is None:
+        sampler = self._sampler if self._run is None else self._run
+        if sampler is None:
             raise ConfigurationError("a round must be drawn before it is settled")
-        return self._sampler
+        return sampler
 
     # State -------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """What a continued run needs."""
-        sampler = {} if self._sampler is None else self._sampler.state_dict()
+    def state(self, *, sampler: bool = True) -> dict[str, Any]:
+        """What a continued run needs; without the ``sampler`` where a ledger has it."""
+        kept = self.sampler.state_dict() if sampler and self.sampler is not None else {}
         return {
             "founders": self._founders,
-            "identities": np.array(self.identities, dtype=np.str_),
+            "identities": json.dumps(self.identities),
             "met": self._met.copy(),
             "masses": self._masses.copy(),
             **self._sizes.state(),
-            **{SAMPLER + name: value for name, value in sampler.items()},
+            **{SAMPLER + name: value for name, value in kept.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` gave."""
-        names = np.asarray(state.get("identities"))
-        if names.dtype.kind != "U" or names.ndim != 1 or len(set(names.tolist())) != len(names):
-            raise StateError(f"state must hold 'identities', different strings, got {names!r}")
-        identities: list[str] = names.tolist()
+        identities = names_of(state, "identities")
         met = array(state, "met", np.bool_, (len(identities),))
         founders = int(scalar(state, "founders"))
+        masses = array(state, "masses", np.float64, (None,))
         kept = {name.removeprefix(SAMPLER): state[name] for name in state if name.startswith(SAMPLER)}
         if kept:
-            self._founders, self._masses = founders, array(state, "masses", np.float64, (None,))
+            self._founders, self._masses = founders, masses
             sampler = self._build() if self._is_default else self._drawn_from()
             sampler.load_state_dict(kept)
             self._sampler = sampler
         self._sizes.restore(state, identities)
-        self._founders, self._met = founders, met
+        self._founders, self._met, self._masses = founders, met, masses
         self._ids = {name: place for place, name in enumerate(identities)}
+
+    # The ledger --------------------------------------------------------------------------------------
+
+    def resume(self) -> dict[str, Any] | None:
+        """Continue the run in the ledger, if there is one: the state that ``learn`` kept last."""
+        if self._ledger is None or self._run is not None or not self._ledger.exists():
+            return None
+        if self._is_default:
+            with read_run(self._ledger) as record:
+                settings = record.settings
+            self._founders = int(settings["num_clients"])
+            weights = settings.get("client_weights")
+            alike = np.full(self._founders, 1.0 / self._founders)
+            self._masses = alike if weights is None else np.asarray(weights, dtype=float)
+            self._sampler = self._build()
+        run = self._open_run()
+        last = -1 if run.last_observed is None else run.last_observed
+        state = run.attachment(last, STATE) if last >= 0 else None
+        # Whoever joined in a round that is not over is known from its beginning.
+        begun = [run.attachment(number, CLIENTS) for number in range(last + 1, run.round_index + 1)]
+        for kept in (state, *begun):
+            if kept is not None:
+                self.restore(kept)
+        return state
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        if self._run is not None:
+            self._sampler = self._run.sampler
+            self._run.close()
+            self._run = None
+
+    def _open_run(self) -> RecordedSampler:
+        """The ledger makes its samplers itself, from the one that was given or as the default is built."""
+        if self._ledger is None or self._sampler is None:
+            raise ConfigurationError("a ledger must be given, and a sampler built, before a run is opened")
+        fresh = copy.deepcopy(self._fresh)
+        make = self._build if fresh is None else lambda: copy.deepcopy(fresh)
+        self._run = open_run(self._ledger, make)
+        return self._run
+
+
+def names_of(state: Mapping[str, Any], name: str) -> list[str]:
+    """A list of different strings out of a state."""
+    try:
+        names = json.loads(str(text(state, name)))
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise StateError(f"state must hold {name!r}, a list of strings, got {state.get(name)!r}")
+    if len(set(names)) != len(names):
+        raise StateError(f"state must hold {name!r}, different strings, got some twice")
+    return names

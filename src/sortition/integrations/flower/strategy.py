@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -20,7 +23,7 @@ from sortition.core.types import FloatArray
 from sortition.integrations.flower.arrays import Model, to_plain, to_record
 from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
 from sortition.integrations.flower.inner import Inner
-from sortition.integrations.flower.lottery import Drawn, Lottery
+from sortition.integrations.flower.lottery import Drawn, Lottery, names_of
 from sortition.integrations.flower.metrics import VarianceRatio, sampling_metrics
 from sortition.integrations.flower.refusals import refuse_private_wrapper
 
@@ -30,6 +33,8 @@ KIND = "AdaptiveSampling"
 VERSION = 1
 MODEL = "model."
 LONGEST_QUERY = 60.0
+
+Kind = TypeVar("Kind", ArrayRecord, MetricRecord)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ class AdaptiveSampling(Strategy):
         What a client that has to be asked reports as its identity, in answer to a query.
     seed
         Of the default sampler.
+    ledger
+        Where to record the run, e.g. ``run.db``: every draw and every round is on disk before the next step.
+        If there is a run already, ``start`` continues it, also after a crash in the middle of a round.
     """
 
     def __init__(
@@ -85,9 +93,10 @@ class AdaptiveSampling(Strategy):
         identity: IdentityFunction = registered_identity,
         reported_key: str = "partition-id",
         seed: int = 0,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         self._inner = Inner(inner)
-        self._lottery = Lottery(sampler, cohort_size, num_examples, seed)
+        self._lottery = Lottery(sampler, cohort_size, num_examples, seed, ledger)
         self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
         self._ratio = VarianceRatio()
         self._query_timeout = LONGEST_QUERY
@@ -135,6 +144,9 @@ class AdaptiveSampling(Strategy):
         beginning, ``initial_arrays`` give way to the saved ones, and all rounds keep their true numbers.
         """
         self._query_timeout = min(timeout, LONGEST_QUERY)
+        kept = self._lottery.resume()
+        if kept is not None:
+            self._restore(kept)
         offset, self._resume_at = self._resume_at, 0
         arrays = self._arrays if offset and self._arrays is not None else initial_arrays
         if offset:
@@ -156,6 +168,7 @@ class AdaptiveSampling(Strategy):
             )
         finally:
             self._offset = 0
+            self._lottery.close()
         if not result.arrays:  # no round, or none with a reply
             result.arrays = arrays
         for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
@@ -169,9 +182,9 @@ class AdaptiveSampling(Strategy):
         refuse_private_wrapper()
         online = self._wait_for_clients(grid)
         drawn = self._lottery.draw(online, self._identities.reported_sizes)
-        nodes = [online[name] for name in drawn.names]
+        nodes = [online[name] for name in drawn.names if name in online]
         messages = self._inner.configure(server_round + self._offset, arrays, config, grid, nodes)
-        places = {node: place for place, node in enumerate(nodes)}
+        places = {online[name]: place for place, name in enumerate(drawn.names) if name in online}
         astray = [message.metadata.dst_node_id for message in messages]
         astray = [node for node in astray if node not in places]
         if astray:
@@ -195,7 +208,7 @@ class AdaptiveSampling(Strategy):
         contents: dict[int, RecordDict] = {}
         for place, content in sorted(self._by_place(current, replies).items()):
             size = self._size(drawn, place, content)
-            arrays = _only(content.array_records, "ArrayRecord", drawn.names[place])
+            arrays = _only(content, ArrayRecord, drawn.names[place])
             norm = current.model.add(drawn.names[place], arrays, size * cohort.weights[place])
             if np.isnan(norm):
                 log.warning("\t> The update of %s is not finite: no reply", drawn.names[place])
@@ -219,12 +232,14 @@ class AdaptiveSampling(Strategy):
         log.info("aggregate_train: %d replies, %d failures", len(contents), len(cohort) - len(contents))
         if not contents:
             log.warning("No reply in round %d: model and sampler stay as they are", true_round)
+            self._lottery.learn(drawn, settled, partial(self._state, sampler=False))
             return None, metrics
         moved = current.model.moved(settled.scale)
         reported = self._metrics(contents, sizes, cohort.weights)
         stepped, aggregated = self._inner.aggregate(true_round, moved, reported)
         if stepped is not None:
             self._arrays = stepped = current.model.retyped(stepped, moved)
+        self._lottery.learn(drawn, settled, partial(self._state, sampler=False))
         return stepped, MetricRecord({**(aggregated or {}), **metrics})
 
     def configure_evaluate(
@@ -241,30 +256,37 @@ class AdaptiveSampling(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs after a complete round: plain arrays, numbers and strings."""
+        return self._state(sampler=True)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state: ``start`` then goes on after the last complete round."""
+        self._restore(state)
+        self._lottery.restore(state)
+
+    def _state(self, *, sampler: bool) -> dict[str, Any]:
         model = {} if self._arrays is None else to_plain(self._arrays)
         return {
             "kind": KIND,
             "version": VERSION,
             "rounds": self._done,
-            "model_keys": np.array(list(model), dtype=np.str_),
+            "model_keys": json.dumps(list(model)),
             **{f"{MODEL}{place}": array for place, array in enumerate(model.values())},
             **self._inner.state(),
             **self._ratio.state(),
-            **self._lottery.state(),
+            **self._lottery.state(sampler=sampler),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state: ``start`` then goes on after the last complete round."""
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """All but what the lottery keeps."""
         kind, version = text(state, "kind"), state.get("version")
         if kind != KIND or version != VERSION:
             raise StateError(f"state must be of kind {KIND}, version {VERSION}, got {kind!r}, {version!r}")
         rounds = int(scalar(state, "rounds"))
-        keys = np.asarray(state.get("model_keys")).tolist()
+        keys = names_of(state, "model_keys")
         try:
-            model = {str(key): state[f"{MODEL}{place}"] for place, key in enumerate(keys)}
-        except (KeyError, TypeError) as error:
-            raise StateError(f"state must hold the arrays of the model, got {error!r}") from None
-        self._lottery.restore(state)
+            model = {key: state[f"{MODEL}{place}"] for place, key in enumerate(keys)}
+        except KeyError as error:
+            raise StateError(f"state must hold the arrays of the model, got none called {error}") from None
         self._inner.restore(state)
         self._ratio.restore(state)
         self._arrays = to_record(model)
@@ -302,7 +324,7 @@ class AdaptiveSampling(Strategy):
         if given is not None:
             return given
         key, name = self._inner.strategy.weighted_by_key, drawn.names[place]
-        value = _only(content.metric_records, "MetricRecord", name).get(key)
+        value = _only(content, MetricRecord, name).get(key)
         if not isinstance(value, (int, float)) or not np.isfinite(value) or value < 0:
             raise FeedbackError(
                 f"the reply of {name} must report its number of examples as {key!r}, or num_examples must "
@@ -314,23 +336,24 @@ class AdaptiveSampling(Strategy):
         self, contents: Mapping[int, RecordDict], sizes: FloatArray, weights: FloatArray
     ) -> MetricRecord:
         """The clients' own metrics as ``inner`` aggregates them, each weighted by its size and its draw."""
-        if not any(content.metric_records for content in contents.values()):
-            return MetricRecord()
         key, records = self._inner.strategy.weighted_by_key, []
         for place, content in contents.items():
-            if not content.metric_records:
-                continue
-            metrics = {
-                name: MetricRecord({**record, key: float(sizes[place] * weights[place])})
-                for name, record in content.metric_records.items()
-            }
-            records.append(RecordDict({**content.array_records, **content.config_records, **metrics}))
-        if not any(sizes[place] * weights[place] for place in contents):
-            return MetricRecord()  # nobody has any data: there is no weighted mean
-        return self._inner.strategy.train_metrics_aggr_fn(records, key)
+            weight = float(sizes[place] * weights[place])
+            record = RecordDict(
+                {
+                    name: MetricRecord({**part, key: weight}) if isinstance(part, MetricRecord) else part
+                    for name, part in content.items()
+                }
+            )
+            records.append((record, weight))
+        told = [record for record, _ in records if any(isinstance(p, MetricRecord) for p in record.values())]
+        if not told or not any(weight for _, weight in records):
+            return MetricRecord()  # nobody reports anything, or nobody has any data to weigh it by
+        return self._inner.strategy.train_metrics_aggr_fn(told, key)
 
 
-def _only(records: Mapping[str, Any], kind: str, name: str) -> Any:
+def _only(content: RecordDict, kind: type[Kind], name: str) -> Kind:
+    records = [record for record in content.values() if isinstance(record, kind)]
     if len(records) != 1:
-        raise FeedbackError(f"the reply of {name} must hold exactly one {kind}, got {len(records)}")
-    return next(iter(records.values()))
+        raise FeedbackError(f"the reply of {name} must hold exactly one {kind.__name__}, got {len(records)}")
+    return records[0]

@@ -1,0 +1,112 @@
+"""With a ledger a run survives a crash at any moment, and goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.proto.node_pb2 import NodeInfo
+
+from sortition import UniformSampler
+from sortition.integrations.flower import AdaptiveSampling
+from sortition.ledger import read_run, verify_run
+from tests.integrations.flower.fake_grid import federation, model, weights
+from tests.integrations.flower.test_resume import INNER, ROUNDS, clients
+
+
+class CrashError(Exception):
+    """The program is gone."""
+
+
+def newcomer(place):
+    return clients()[place]
+
+
+def start(ledger, name="FedAdam", crash_at=None, when="between", joins_at=4, **options):
+    """A run whose twelfth client joins in round 4, and that may crash, between or within rounds."""
+    options = {"cohort_size": 4, "seed": 5, **options}
+    strategy = AdaptiveSampling(INNER[name](), ledger=ledger, **options)
+    grid = federation(clients()[:11])
+    late = (NodeInfo(node_id=9999, name="client-11"), newcomer(11))
+    send = grid.send_and_receive
+
+    def crashing(messages, *, timeout=None):
+        messages = list(messages)
+        server_round = int(messages[0].content["config"]["server-round"]) if messages else 0
+        if when == "within" and server_round == crash_at:
+            raise CrashError
+        return send(messages, timeout=timeout)
+
+    def evaluate(server_round, arrays):
+        if server_round + 1 >= joins_at:
+            grid.nodes[9999] = late
+        if when == "between" and server_round == crash_at:
+            raise CrashError
+
+    grid.send_and_receive = crashing
+    if crash_at is not None:  # no goodbye to the ledger
+        strategy._lottery.close = lambda: strategy._lottery._run._abandon()
+    return strategy, strategy.start(grid, model(0.0, 1.0), num_rounds=ROUNDS, evaluate_fn=evaluate)
+
+
+@pytest.mark.parametrize("when", ["between", "within"])
+@pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM"])
+def test_a_run_that_crashed_at_any_round_goes_on(tmp_path, name, when):
+    _, whole = start(tmp_path / "whole.db", name)
+    for crash_at in range(1, ROUNDS + 1):
+        path = tmp_path / f"{when}-{crash_at}.db"
+        with pytest.raises(CrashError):
+            start(path, name, crash_at, when)
+        strategy, result = start(path, name)
+        np.testing.assert_allclose(weights(result.arrays), weights(whole.arrays), rtol=0, atol=1e-12)
+        done = crash_at if when == "between" else crash_at - 1
+        assert sorted(result.train_metrics_clientapp) == list(range(done + 1, ROUNDS + 1))
+        assert len(strategy.identities) == 12
+        verify_run(path)
+
+
+def test_a_ledger_changes_nothing_about_the_run(tmp_path):
+    _, recorded = start(tmp_path / "run.db")
+    _, plain = start(None)
+    np.testing.assert_array_equal(weights(recorded.arrays), weights(plain.arrays))
+
+
+def test_every_round_is_in_the_record(tmp_path):
+    strategy, _ = start(tmp_path / "run.db")
+    with read_run(tmp_path / "run.db") as record:
+        rounds = list(record.rounds())
+    assert [each.cohort.round_index for each in rounds] == list(range(ROUNDS))
+    assert all(np.isfinite(each.norms).all() for each in rounds)
+    assert strategy.sampler.round_index == ROUNDS
+
+
+def test_a_sampler_of_ones_own_in_a_ledger(tmp_path):
+    def run(path, **options):
+        sampler = UniformSampler(num_clients=11, cohort_size=4, seed=2)
+        return start(path, cohort_size=None, seed=0, sampler=sampler, **options)[1]
+
+    whole = run(tmp_path / "whole.db")
+    with pytest.raises(CrashError):
+        run(tmp_path / "run.db", crash_at=4, when="within")
+    np.testing.assert_allclose(weights(run(tmp_path / "run.db").arrays), weights(whole.arrays), atol=1e-12)
+
+
+def test_a_cohort_drawn_before_the_crash_may_hold_clients_that_are_offline_now(tmp_path):
+    with pytest.raises(CrashError):
+        start(tmp_path / "run.db", crash_at=3, when="within")
+    with read_run(tmp_path / "run.db") as record:
+        drawn = list(record.rounds())[-1].cohort.clients
+    strategy = AdaptiveSampling(INNER["FedAdam"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db")
+    grid = federation(clients()[:11])
+    names = sorted(f"client-{place}" for place in range(11))
+    gone = sorted(names, key=lambda name: int(name.split("-")[1]))  # ids follow the natural order of names
+    lost = {node for node, (info, _) in grid.nodes.items() if info.name == strategy_name(gone, drawn[0])}
+    for node in lost:
+        del grid.nodes[node]
+    result = strategy.start(grid, model(0.0, 1.0), num_rounds=4)
+    assert result.train_metrics_clientapp[3]["sampling-failures"] == 1
+    assert result.train_metrics_clientapp[4]["sampling-failures"] == 0
+
+
+def strategy_name(names, client):
+    """The name with this id: "client-10" is no number, so that the order is that of strings."""
+    return sorted(names)[client]
