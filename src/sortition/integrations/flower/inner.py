@@ -64,18 +64,20 @@ class Inner:
             **{f"inner_array.{place}": array for place, array in enumerate(arrays)},
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` gave."""
+    def decoded(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes that ``state`` gave."""
         name, own = text(state, "inner"), type(self.strategy).__name__
         if name != own:
             raise StateError(f"state must be of an inner strategy {own}, got {name!r}")
         try:
             attributes = json.loads(str(text(state, "inner_attributes")))
-            values = {key: _decode(structure, state) for key, structure in attributes.items()}
+            return {key: _decode(structure, state) for key, structure in attributes.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(f"state must hold the attributes of {own}, got {error!r}") from None
-        for key, value in values.items():
-            setattr(self.strategy, key, value)
+
+    def become(self, attributes: Mapping[str, Any]) -> None:
+        """Take these attributes."""
+        vars(self.strategy).update(attributes)
 
     def _encoded(self) -> dict[str, tuple[Any, list[AnyArray]]]:
         encoded = {}

@@ -160,7 +160,7 @@ class Lottery:
         if self._sampler is None:
             self._founders = len(newcomers)
             self._masses = self._sizes.known_shares(np.arange(self._founders))
-            self._sampler = self._build()
+            self._sampler = self._build(self._founders, self._masses)
         if self._ledger is not None and self._run is None:
             if self._ledger.exists():
                 raise ConfigurationError(f"start must be called to continue the run in {self._ledger}")
@@ -176,10 +176,10 @@ class Lottery:
             self._add(sampler, np.arange(sampler.num_clients, len(self._ids)))
         return sampler
 
-    def _build(self) -> Sampler:
-        alike = bool(np.all(self._masses == self._masses[0]))
-        weights = None if alike else self._masses[: self._founders]
-        return default_sampler(self._founders, self._cohort_size, client_weights=weights, seed=self._seed)
+    def _build(self, founders: int, masses: FloatArray) -> Sampler:
+        alike = bool(np.all(masses[:founders] == masses[0]))
+        weights = None if alike else masses[:founders]
+        return default_sampler(founders, self._cohort_size, client_weights=weights, seed=self._seed)
 
     def _add(self, sampler: Sampler, newcomers: IntArray) -> None:
         add_clients = getattr(sampler, "add_clients", None)
@@ -226,14 +226,14 @@ class Lottery:
         met = array(state, "met", np.bool_, (len(identities),))
         founders = int(scalar(state, "founders"))
         masses = array(state, "masses", np.float64, (None,))
+        sizes = self._sizes.restored(state, identities)
         kept = {name.removeprefix(SAMPLER): state[name] for name in state if name.startswith(SAMPLER)}
         if kept:
-            self._founders, self._masses = founders, masses
-            sampler = self._build() if self._is_default else self._drawn_from()
+            sampler = self._build(founders, masses) if self._is_default else self._drawn_from()
             sampler.load_state_dict(kept)
             self._sampler = sampler
-        self._sizes.restore(state, identities)
-        self._founders, self._met, self._masses = founders, met, masses
+        self._sizes, self._met = sizes, met
+        self._founders, self._masses = founders, masses
         self._ids = {name: place for place, name in enumerate(identities)}
 
     # The ledger --------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Lottery:
             weights = settings.get("client_weights")
             alike = np.full(self._founders, 1.0 / self._founders)
             self._masses = alike if weights is None else np.asarray(weights, dtype=float)
-            self._sampler = self._build()
+            self._sampler = self._build(self._founders, self._masses)
         run = self._open_run()
         last = -1 if run.last_observed is None else run.last_observed
         state = run.attachment(last, STATE) if last >= 0 else None
@@ -271,8 +271,11 @@ class Lottery:
         """The ledger makes its samplers itself, from the one that was given or as the default is built."""
         if self._ledger is None or self._sampler is None:
             raise ConfigurationError("a ledger must be given, and a sampler built, before a run is opened")
-        fresh = copy.deepcopy(self._fresh)
-        make = self._build if fresh is None else lambda: copy.deepcopy(fresh)
+        fresh, founders, masses = self._fresh, self._founders, self._masses.copy()
+
+        def make() -> Sampler:
+            return self._build(founders, masses) if fresh is None else copy.deepcopy(fresh)
+
         self._run = open_run(self._ledger, make)
         return self._run
 

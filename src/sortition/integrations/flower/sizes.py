@@ -98,15 +98,16 @@ class DataSizes:
             "sizes_met": np.array([self._met_examples, self._met_weight]),
         }
 
-    def restore(self, state: Mapping[str, Any], identities: Sequence[str]) -> None:
-        """Take back what ``state`` gave; sizes that were given to this object stay as given."""
+    def restored(self, state: Mapping[str, Any], identities: Sequence[str]) -> DataSizes:
+        """Sizes as ``state`` has them; those that were given to this object stay as given."""
         sizes = array(state, "sizes", np.float64, (len(identities),))
         met = array(state, "sizes_met", np.float64, (2,))
         if not np.all((sizes >= 0.0) | np.isnan(sizes)):
-            raise StateError(f"state must hold 'sizes' that are not negative, got {sizes.min()}")
-        self._sizes, self._fixed = np.zeros(0), []
-        self.join(identities, dict(zip(identities, sizes.tolist(), strict=True)))
-        self._met_examples, self._met_weight = met.tolist()
+            raise StateError(f"state must hold 'sizes' that are not negative, got {np.nanmin(sizes)}")
+        found = DataSizes(self._given)
+        found.join(identities, dict(zip(identities, sizes.tolist(), strict=True)))
+        found._met_examples, found._met_weight = met.tolist()
+        return found
 
 
 def _size(name: str, value: float) -> float:

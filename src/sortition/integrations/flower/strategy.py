@@ -9,23 +9,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from sortition.core.errors import CohortError, FeedbackError, StateError
+from sortition.core.errors import CohortError, StateError
 from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
-from sortition.core.types import FloatArray
 from sortition.integrations.flower.arrays import Model, to_plain, to_record
 from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
 from sortition.integrations.flower.inner import Inner
 from sortition.integrations.flower.lottery import Drawn, Lottery, names_of
 from sortition.integrations.flower.metrics import VarianceRatio, sampling_metrics
 from sortition.integrations.flower.refusals import refuse_private_wrapper
+from sortition.integrations.flower.replies import aggregated_metrics, contents_of, only, size_of
 
 log = logging.getLogger("flwr.sortition")
 
@@ -33,8 +33,6 @@ KIND = "AdaptiveSampling"
 VERSION = 1
 MODEL = "model."
 LONGEST_QUERY = 60.0
-
-Kind = TypeVar("Kind", ArrayRecord, MetricRecord)
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class AdaptiveSampling(Strategy):
         self._query_timeout = min(timeout, LONGEST_QUERY)
         kept = self._lottery.resume()
         if kept is not None:
-            self._restore(kept)
+            self._restore(kept, lottery=False)
         offset, self._resume_at = self._resume_at, 0
         arrays = self._arrays if offset and self._arrays is not None else initial_arrays
         if offset:
@@ -206,9 +204,15 @@ class AdaptiveSampling(Strategy):
         drawn, cohort = current.drawn, current.drawn.cohort
         norms, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
         contents: dict[int, RecordDict] = {}
-        for place, content in sorted(self._by_place(current, replies).items()):
-            size = self._size(drawn, place, content)
-            arrays = _only(content, ArrayRecord, drawn.names[place])
+        asked = {
+            message.metadata.message_id: current.places[message.metadata.dst_node_id]
+            for message in current.messages
+        }
+        for place, content in sorted(contents_of(replies, asked, drawn.names).items()):
+            size = self._lottery.given_size(drawn, place)
+            if size is None:
+                size = size_of(content, self._inner.strategy.weighted_by_key, drawn.names[place])
+            arrays = only(content, ArrayRecord, drawn.names[place])
             norm = current.model.add(drawn.names[place], arrays, size * cohort.weights[place])
             if np.isnan(norm):
                 log.warning("\t> The update of %s is not finite: no reply", drawn.names[place])
@@ -235,7 +239,7 @@ class AdaptiveSampling(Strategy):
             self._lottery.learn(drawn, settled, partial(self._state, sampler=False))
             return None, metrics
         moved = current.model.moved(settled.scale)
-        reported = self._metrics(contents, sizes, cohort.weights)
+        reported = aggregated_metrics(self._inner.strategy, contents, sizes * cohort.weights)
         stepped, aggregated = self._inner.aggregate(true_round, moved, reported)
         if stepped is not None:
             self._arrays = stepped = current.model.retyped(stepped, moved)
@@ -260,8 +264,7 @@ class AdaptiveSampling(Strategy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state: ``start`` then goes on after the last complete round."""
-        self._restore(state)
-        self._lottery.restore(state)
+        self._restore(state, lottery=True)
 
     def _state(self, *, sampler: bool) -> dict[str, Any]:
         model = {} if self._arrays is None else to_plain(self._arrays)
@@ -276,8 +279,8 @@ class AdaptiveSampling(Strategy):
             **self._lottery.state(sampler=sampler),
         }
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        """All but what the lottery keeps."""
+    def _restore(self, state: Mapping[str, Any], *, lottery: bool) -> None:
+        """Read everything before anything is changed."""
         kind, version = text(state, "kind"), state.get("version")
         if kind != KIND or version != VERSION:
             raise StateError(f"state must be of kind {KIND}, version {VERSION}, got {kind!r}, {version!r}")
@@ -287,8 +290,12 @@ class AdaptiveSampling(Strategy):
             model = {key: state[f"{MODEL}{place}"] for place, key in enumerate(keys)}
         except KeyError as error:
             raise StateError(f"state must hold the arrays of the model, got none called {error}") from None
-        self._inner.restore(state)
-        self._ratio.restore(state)
+        attributes, ratio = self._inner.decoded(state), VarianceRatio()
+        ratio.restore(state)
+        if lottery:
+            self._lottery.restore(state)
+        self._inner.become(attributes)
+        self._ratio = ratio
         self._arrays = to_record(model)
         self._done = self._resume_at = rounds
         self._round = None
@@ -301,59 +308,3 @@ class AdaptiveSampling(Strategy):
             log.info("Waiting for clients: %d online, at least %d needed.", len(online), least)
             time.sleep(1)
         return online
-
-    def _by_place(self, current: _Round, replies: Iterable[Message]) -> dict[int, RecordDict]:
-        """The content of each reply, by who was asked: an error need not come from the node it is about."""
-        asked = {
-            message.metadata.message_id: current.places[message.metadata.dst_node_id]
-            for message in current.messages
-        }
-        contents: dict[int, RecordDict] = {}
-        for reply in replies:
-            place = asked.get(reply.metadata.reply_to_message_id)
-            if place is None:
-                log.warning("\t> A reply to no message of this round: ignored")
-            elif reply.has_error():
-                log.info("\t> No reply from %s: %s", current.drawn.names[place], reply.error.reason)
-            else:
-                contents[place] = reply.content
-        return contents
-
-    def _size(self, drawn: Drawn, place: int, content: RecordDict) -> float:
-        given = self._lottery.given_size(drawn, place)
-        if given is not None:
-            return given
-        key, name = self._inner.strategy.weighted_by_key, drawn.names[place]
-        value = _only(content, MetricRecord, name).get(key)
-        if not isinstance(value, (int, float)) or not np.isfinite(value) or value < 0:
-            raise FeedbackError(
-                f"the reply of {name} must report its number of examples as {key!r}, or num_examples must "
-                f"give it, got {value!r}"
-            )
-        return float(value)
-
-    def _metrics(
-        self, contents: Mapping[int, RecordDict], sizes: FloatArray, weights: FloatArray
-    ) -> MetricRecord:
-        """The clients' own metrics as ``inner`` aggregates them, each weighted by its size and its draw."""
-        key, records = self._inner.strategy.weighted_by_key, []
-        for place, content in contents.items():
-            weight = float(sizes[place] * weights[place])
-            record = RecordDict(
-                {
-                    name: MetricRecord({**part, key: weight}) if isinstance(part, MetricRecord) else part
-                    for name, part in content.items()
-                }
-            )
-            records.append((record, weight))
-        told = [record for record, _ in records if any(isinstance(p, MetricRecord) for p in record.values())]
-        if not told or not any(weight for _, weight in records):
-            return MetricRecord()  # nobody reports anything, or nobody has any data to weigh it by
-        return self._inner.strategy.train_metrics_aggr_fn(told, key)
-
-
-def _only(content: RecordDict, kind: type[Kind], name: str) -> Kind:
-    records = [record for record in content.values() if isinstance(record, kind)]
-    if len(records) != 1:
-        raise FeedbackError(f"the reply of {name} must hold exactly one {kind.__name__}, got {len(records)}")
-    return records[0]
