@@ -9,7 +9,13 @@ import pytest
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import weigh_with_replacement
-from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
+from sortition.core.experts import (
+    log_expert_losses,
+    mixture,
+    normalise_log_weights,
+    osmd_step,
+    reweigh_experts,
+)
 from sortition.core.rates import initial_expert_weights
 from sortition.engine import forest
 from sortition.engine.ensemble import Ensemble
@@ -57,13 +63,19 @@ class Dense:
         ratios = np.where(self.masses > 0.0, self.probabilities / np.maximum(self.masses, 1e-300), np.inf)
         joined = ratios.min(axis=1)[:, None] * masses
         self.probabilities = np.concatenate((self.probabilities, joined), axis=1)
-        self.probabilities /= self.probabilities.sum(axis=1, keepdims=True)
         self.masses = np.concatenate((self.masses, masses))
+        self.renormalise()
 
     def remove(self, clients: np.ndarray) -> None:
         self.masses[clients] = 0.0
         self.probabilities[:, clients] = 0.0
-        self.probabilities /= self.probabilities.sum(axis=1, keepdims=True)
+        self.renormalise()
+
+    def renormalise(self) -> None:
+        """Every expert sums to one again, and the mixture keeps its proportions."""
+        totals = self.probabilities.sum(axis=1)
+        self.probabilities /= totals[:, None]
+        self.log_weights = normalise_log_weights(self.log_weights + np.log(totals))
 
 
 def log_feedback_of(size: int, rng: np.random.Generator, spikes: bool) -> np.ndarray:
@@ -87,7 +99,7 @@ def assert_same(engine: Ensemble, dense: Dense, where: str) -> None:
 
 
 @pytest.mark.parametrize(("clients", "draws"), [(10, 3), (200, 20)])
-@pytest.mark.parametrize("prior", ["uniform", "skewed"])
+@pytest.mark.parametrize("prior", ["uniform", "skewed", "extreme"])
 @pytest.mark.parametrize("spikes", [False, True])
 @pytest.mark.parametrize(("rate", "floor"), [(0.1, 0.4), (3.0, 0.1), (0.5, 1.0), (0.01, 1e-6)])
 def test_engine_equals_the_specification(
@@ -95,7 +107,11 @@ def test_engine_equals_the_specification(
 ) -> None:
     """300 rounds with repeats, silence, falls to the floor, restarts of both kinds and changes of number."""
     rng = np.random.default_rng([clients, int(spikes), int(1e6 * rate)])
-    masses = np.ones(clients) if prior == "uniform" else rng.dirichlet(np.full(clients, 0.5)) + 1e-4
+    masses = {
+        "uniform": np.ones(clients),
+        "skewed": rng.dirichlet(np.full(clients, 0.5)) + 1e-4,
+        "extreme": 10.0 ** rng.uniform(-95.0, 0.0, size=clients),
+    }[prior]
     masses = masses if prior == "uniform" else masses / masses.sum()
     engine = Ensemble(Roster(clients, None if prior == "uniform" else masses), floor=floor, experts=5)
     dense = Dense(masses.copy(), floor, 5)
@@ -227,3 +243,16 @@ def test_nodes_are_always_those_of_their_children() -> None:
         grown = np.zeros_like(engine._nodes)
         forest.rebuild(engine.ratios, engine._masses, grown, engine._starts)
         assert np.array_equal(grown, engine._nodes)
+
+
+def test_a_step_that_is_huge_and_yet_ends_below_one() -> None:
+    """From a mass of 1e-95 even a step of 205 in logs makes no more than 1e-6."""
+    masses = np.array([1.0 - 1e-95, 1e-95])
+    engine = Ensemble(Roster(2, masses), floor=0.4, experts=1)
+    dense = Dense(masses.copy(), 0.4, 1)
+    log_rate = np.array([np.log(205.0) - 190.0 * np.log(10.0)])
+    cohort = Cohort(0, 1, [1], [1], [1.0], [1.0])
+    engine.advance(cohort.clients, cohort.weights, np.zeros(1), 1, log_rate, -np.inf)
+    dense.advance(cohort, np.zeros(1), log_rate, -np.inf)
+    assert_same(engine, dense, "one step")
+    assert 1e-7 < dense.everybody()[1] < 1e-5

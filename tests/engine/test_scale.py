@@ -15,6 +15,7 @@ from sortition import (
     EmpiricalBayesSampler,
     MABSSampler,
     OSMDSampler,
+    ProportionalSampler,
     Sampler,
     UniformSampler,
     VRBSampler,
@@ -22,8 +23,11 @@ from sortition import (
 from sortition.core.designs import DESIGNS
 
 BILLION = 10**9
+PROPORTIONAL = ("osmd", "adaptive", "doubling", "proportional")
+"""Where the others keep their proportions when somebody comes or goes."""
 BUILD: dict[str, Callable[..., Sampler]] = {
     "uniform": UniformSampler,
+    "proportional": ProportionalSampler,
     "osmd": lambda **common: OSMDSampler(learning_rate=1e-27, **common),
     "adaptive": lambda **common: AdaptiveOSMDSampler(num_rounds=1000, **common),
     "doubling": DoublingOSMDSampler,
@@ -118,11 +122,12 @@ def test_others_keep_their_proportions(name: str) -> None:
     sampler.remove_clients(leaving)
     after = sampler.probabilities()
     assert after.sum() == pytest.approx(1.0)
-    if name in ("osmd", "adaptive", "doubling"):  # mixtures keep proportions expert by expert
-        pair = after[kept] / before[kept]
-        assert pair.max() / pair.min() < (1.0 + 1e-9 if name == "osmd" else 2.0)
+    if name in PROPORTIONAL:
+        assert after[kept] == pytest.approx(before[kept] / before[kept].sum(), rel=1e-9)
     sampler.add_clients(2)
     grown = sampler.probabilities()
+    if name in PROPORTIONAL:
+        assert grown[kept] == pytest.approx(after[kept] * grown[kept].sum(), rel=1e-9)
     assert grown.shape == (42,)
     assert grown.sum() == pytest.approx(1.0)
     for _ in range(10):

@@ -20,24 +20,26 @@ from sortition.experiments.bench import REGIMES, Measurement, Regime, measure_ea
 DEFAULT_CLIENTS = "1e3,1e4,1e5,1e6,1e7,1e8,1e9"
 COLUMNS = (
     "M",
-    "draw\n(worst)",
-    "observe\n(worst)",
+    "draw",
+    "worst",
+    "obs.",
+    "worst",
     "spike",
-    "numpy\nchoice",
-    "over\nround",
-    "dense\nround",
+    "choice",
+    "x",
+    "dense",
     "met",
-    "mass on\nthem",
+    "mass",
     "moved",
     "MB",
 )
 HOW_TO_READ = (
-    "Microseconds, medians. A round is draw + observe of Adaptive-OSMD with its experts;\n"
-    "'spike' is one in which a norm is 1e300. 'numpy choice' is Generator.choice(M, K, p=p),\n"
-    "a draw alone, and next to it how many rounds take as long; 'dense round' is the\n"
-    "readable specification. 'met' are the clients ever drawn; 'moved' is the mass that is\n"
-    "not the prior any more, at most 0.6; 'MB' is the peak of the whole process.\n"
-    "Compare within one run only: machines differ, and so do the hours of one machine."
+    "Microseconds; draw and obs. (observe) are medians, each followed by its worst round. A\n"
+    "round is both, of Adaptive-OSMD with its experts; spike: a round in which a norm is 1e300.\n"
+    "choice: numpy's Generator.choice(M, K, p=p), a draw alone; x: how many rounds take as\n"
+    "long. dense: a round of the readable specification. met: clients ever heard of; mass: the\n"
+    "probability of these; moved: what is not the prior any more (at most 0.6); MB: peak of\n"
+    "the process. Compare within one run only: machines differ, and so do their hours."
 )
 
 
@@ -105,20 +107,22 @@ def bench_command(
 
 
 def _table(results: list[Measurement]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
     for column in COLUMNS:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for result in results:
         ratio = result.choice_median / result.round_median
         table.add_row(
-            f"{result.num_clients:.0e}".replace("e+0", "e"),
-            f"{result.draw_median:.0f} ({result.draw_worst:.0f})",
-            f"{result.observe_median:.0f} ({result.observe_worst:.0f})",
-            f"{result.spike:.0f}",
-            _or_dash(result.choice_median),
-            "-" if math.isnan(ratio) else f"{ratio:.1f}",
-            _or_dash(result.dense_median),
-            f"{result.clients_met}",
+            _short(result.num_clients),
+            _time(result.draw_median),
+            _time(result.draw_worst),
+            _time(result.observe_median),
+            _time(result.observe_worst),
+            _time(result.spike),
+            _time(result.choice_median),
+            "-" if math.isnan(ratio) else f"{ratio:.3g}",
+            _time(result.dense_median),
+            _short(result.clients_met),
             f"{result.share_of_met:.2f}",
             f"{result.share_adapted:.2f}",
             f"{result.peak_megabytes:.0f}",
@@ -126,5 +130,16 @@ def _table(results: list[Measurement]) -> Table:
     return table
 
 
-def _or_dash(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.0f}"
+def _time(microseconds: float) -> str:
+    """12k for 12,345 microseconds."""
+    if math.isnan(microseconds):
+        return "-"
+    return f"{microseconds:.0f}" if microseconds < 10_000 else f"{microseconds / 1000:.0f}k"
+
+
+def _short(number: int) -> str:
+    """1e6 for a million, 29.5e3 for 29534."""
+    if number < 10_000 and number != 1000:
+        return str(number)
+    mantissa, exponent = f"{number:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"

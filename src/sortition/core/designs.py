@@ -57,20 +57,24 @@ def weigh_with_replacement(draws: IntArray, probabilities: FloatArray, cohort_si
     return clients, counts.astype(np.int64), drawn, counts / (cohort_size * drawn)
 
 
-def weigh_without_replacement(draws: IntArray, probabilities: FloatArray, cohort_size: int) -> Weighed:
+def weigh_without_replacement(
+    draws: IntArray, probabilities: FloatArray, cohort_size: int, never_drawn: float | None = None
+) -> Weighed:
     r"""K draws one after another, each from those left (Appendix A.2, Algorithm 7).
 
     The j-th drawn client :math:`I_j` gets the weight
 
     .. math:: \frac{1 - \sum_{k<j} p_{I_k}}{K \, p_{I_j}} + \frac{K - j}{K}.
 
+    ``never_drawn`` is the mass of all others. Where they have next to nothing it must be given, for then
+    :math:`1 - \sum p` is all rounding.
+
     >>> weigh_without_replacement(np.array([0, 1]), np.array([0.5, 0.5]), cohort_size=2)[3]
     array([1.5, 0.5])
     """
     order = np.arange(1, len(draws) + 1)
-    before = np.concatenate(([0.0], np.cumsum(probabilities)[:-1]))
-    # rounding must not let what is left drop below the client that was drawn from it
-    left = np.maximum(1.0 - before, probabilities)
+    rest = max(1.0 - float(probabilities.sum()), 0.0) if never_drawn is None else never_drawn
+    left = rest + np.cumsum(probabilities[::-1])[::-1]
     weights = left / (cohort_size * probabilities) + (cohort_size - order) / cohort_size
     by_client = np.argsort(draws)
     ones = np.ones(len(draws), dtype=np.int64)
@@ -126,7 +130,9 @@ def draw_without_replacement(
         times = generator.standard_exponential(len(probabilities)) / probabilities
     size = min(cohort_size, np.count_nonzero(probabilities))
     draws = np.argsort(times, kind="stable")[:size]
-    return weigh_without_replacement(draws, probabilities[draws], cohort_size)
+    never_drawn = probabilities.copy()
+    never_drawn[draws] = 0.0
+    return weigh_without_replacement(draws, probabilities[draws], cohort_size, float(never_drawn.sum()))
 
 
 def draw_independent(probabilities: FloatArray, cohort_size: int, generator: np.random.Generator) -> Weighed:

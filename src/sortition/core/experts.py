@@ -46,11 +46,10 @@ def log_expert_losses(
     expert_probabilities: FloatArray, cohort: Cohort, log_feedback: FloatArray
 ) -> FloatArray:
     r"""Logarithms of the experts' estimated losses :math:`\hat l_t(\hat p^t_e; \hat p^t)` (Equation 6)."""
+    with np.errstate(divide="ignore"):  # a client without feedback may be one that an expert never draws
+        logs = np.log(expert_probabilities[:, cohort.clients])
     return np.array(
-        [
-            log_estimated_loss(np.log(drawn), log_feedback, cohort.weights, cohort.cohort_size)
-            for drawn in expert_probabilities[:, cohort.clients]
-        ]
+        [log_estimated_loss(drawn, log_feedback, cohort.weights, cohort.cohort_size) for drawn in logs]
     )
 
 

@@ -52,18 +52,26 @@ def num_experts(num_clients: int, num_rounds: int, exploration: float) -> int:
 
 
 def expert_rates(
-    num_clients: int, cohort_size: int, num_rounds: int, exploration: float, feedback_bound: float
+    num_clients: int,
+    cohort_size: int,
+    num_rounds: int,
+    exploration: float,
+    feedback_bound: float,
+    experts: int | None = None,
 ) -> FloatArray:
     r"""One rate an expert, each twice the one before.
 
     .. math:: \eta_e = 2^{e-1}\frac{K\alpha^3}{M^3 A_{\max}}\sqrt{\frac{2\log M}{T}},
               \quad e = 1, \dots, E            (Equation 22)
 
+    with E of Equation 23, unless ``experts`` are given.
+
     >>> expert_rates(10, 2, 2, 0.5, feedback_bound=1.0).round(6)
     array([0.000379, 0.000759, 0.001517])
     """
     slowest = learning_rate(num_clients, cohort_size, num_rounds, exploration, feedback_bound, 0.0)
-    doublings = np.arange(num_experts(num_clients, num_rounds, exploration), dtype=np.float64)
+    count = num_experts(num_clients, num_rounds, exploration) if experts is None else experts
+    doublings = np.arange(count, dtype=np.float64)
     return np.exp2(doublings) * slowest
 
 

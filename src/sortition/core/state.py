@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,13 +24,13 @@ def scalar(state: Mapping[str, Any], name: str) -> int | float:
 def count(state: Mapping[str, Any], name: str) -> int:
     """A whole number out of a state, not negative."""
     value = scalar(state, name)
-    if value != value or value != int(value) or value < 0:
+    if not math.isfinite(value) or value != int(value) or value < 0:
         raise StateError(f"state must hold a whole number called {name!r}, got {value!r}")
     return int(value)
 
 
-def text(state: Mapping[str, Any], name: str) -> str | None:
-    """A string out of a state, or None; as it was put in, or as ``np.load`` gives it."""
+def text(state: Mapping[str, Any], name: str) -> Any:
+    """A string or number out of a state, or None; as it was put in, or as ``np.load`` gives it."""
     value = state.get(name)
     return value.item() if isinstance(value, np.ndarray) and value.shape == () else value
 

@@ -14,6 +14,9 @@ from sortition.core.types import FloatArray, IntArray
 
 SUM_TOLERANCE = 1e-8
 SMALLEST_MASS = 1e-100
+LARGEST_MASS = 1e100
+MOST_CLIENTS = 2**53
+"""Ids above could not be told apart by a double."""
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -33,7 +36,7 @@ def positive_number(name: str, value: Any) -> float:
     """``value`` as a finite float above zero."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number > 0.0):
         raise ConfigurationError(f"{name} must be a finite number above 0, got {value!r}")
@@ -44,7 +47,7 @@ def fraction(name: str, value: Any) -> float:
     """``value`` as a float in (0, 1]."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0.0 < number <= 1.0:
         raise ConfigurationError(f"{name} must lie in (0, 1], got {value!r}")
@@ -55,7 +58,7 @@ def number_between(name: str, value: Any, least: float, most: float) -> float:
     """``value`` as a float in [least, most]."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not least <= number <= most:
         raise ConfigurationError(f"{name} must lie in [{least}, {most}], got {value!r}")
@@ -88,13 +91,12 @@ def masses_of(name: str, values: ArrayLike) -> FloatArray:
     """``values`` as masses of newcomers: a sequence of finite numbers above zero."""
     masses = _floats(name, values, ConfigurationError)
     if masses.ndim != 1 or not len(masses):
-        raise ConfigurationError(
-            f"{name} must be a number or a sequence of numbers, got shape {masses.shape}"
-        )
-    wrong = np.flatnonzero(~(masses >= SMALLEST_MASS) | np.isinf(masses))
+        raise ConfigurationError(f"{name} must be a sequence of numbers, got shape {masses.shape}")
+    wrong = np.flatnonzero(~((masses >= SMALLEST_MASS) & (masses <= LARGEST_MASS)))
     if len(wrong):
         raise ConfigurationError(
-            f"{name} must be finite and above 0, got {masses[wrong[0]]} at position {wrong[0]}"
+            f"{name} must lie in [{SMALLEST_MASS}, {LARGEST_MASS}], "
+            f"got {masses[wrong[0]]} at position {wrong[0]}"
         )
     return masses
 
@@ -117,7 +119,10 @@ def norms_of(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
 
 def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
     """``values`` as ids of existing clients, in the order given."""
-    ids = np.asarray(values)
+    try:
+        ids = np.asarray(values)
+    except ValueError:
+        raise AvailabilityError(f"{name} must be a sequence of client ids, got {values!r}") from None
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise AvailabilityError(
             f"{name} must be a sequence of client ids (whole numbers), got {ids.dtype} of shape {ids.shape}"
@@ -134,5 +139,5 @@ def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
 def _floats(name: str, values: ArrayLike, error: type[SortitionError]) -> FloatArray:
     try:
         return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise error(f"{name} must be numbers, got {values!r}") from None

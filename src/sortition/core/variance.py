@@ -113,7 +113,8 @@ def log_estimated_loss(
     >>> round(log_estimated_loss(np.log([0.5, 0.25]), np.zeros(2), np.array([1.0, 2.0]), 2), 12)
     1.609437912434
     """
-    terms = np.log(weights) + log_feedback - log_comparator
+    seen = log_feedback > -np.inf
+    terms = np.log(weights[seen]) + log_feedback[seen] - log_comparator[seen]
     top = terms.max(initial=-np.inf)
     if top == -np.inf:
         return -np.inf

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sortition.core.errors import StateError
+from sortition.core.experts import normalise_log_weights
 from sortition.core.state import array
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest, mixture
@@ -27,6 +28,7 @@ class Crowd:
     def __init__(self, roster: Roster, *, experts: int) -> None:
         self.roster = roster
         self.count = 0
+        self._met_and_left = 0
         self._table = Table()
         self._ids = np.zeros(0, dtype=np.int64)
         self._masses = np.zeros(0)
@@ -120,17 +122,23 @@ class Crowd:
         self.roster.remove(clients)
         slots = self._table.slots_of(clients)
         slots = slots[slots >= 0]
+        self._met_and_left += len(slots)
         self._masses[slots] = 0.0
         self.put(slots, np.zeros((len(slots), len(self.scales))))
         self.normalise()
 
     def normalise(self) -> None:
-        """Make every expert sum to one, by one factor for all its clients."""
+        """Make every expert sum to one, by one factor for all its clients; the mixture keeps its proportions.
+
+        What an expert gains by the factor, it loses in weight: among those who were there before and still
+        are, the mixture is the old one, restricted.
+        """
         root = self.root
         base_mass = np.maximum(self.roster.total - root[forest.MASS], 0.0)
         factor = self.roster.total / (self.scales * root[forest.SUM] + self.bases * base_mass)
         self.scales *= factor
         self.bases *= factor
+        self.log_weights = normalise_log_weights(self.log_weights - np.log(factor))
 
     # Slots -------------------------------------------------------------------------------------------
 
@@ -138,6 +146,11 @@ class Crowd:
     def root(self) -> FloatArray:
         """The statistics of all clients met: see ``forest``."""
         return np.asarray(self._nodes[-1])
+
+    @property
+    def strangers(self) -> int:
+        """How many clients were never met."""
+        return self.roster.count - (self.count - self._met_and_left)
 
     def slots_of(self, clients: IntArray) -> IntArray:
         """The slots of ``clients``, -1 for who was not met."""
@@ -183,7 +196,11 @@ class Crowd:
         log_weights, scales, bases = (
             array(state, name, np.float64, (experts,)) for name in ("log_expert_weights", "scales", "bases")
         )
+        sound = np.isfinite(ratios).all() and np.isfinite(scales).all() and np.isfinite(bases).all()
+        if not sound or scales.min() < 0.0 or not abs(np.exp(log_weights).sum() - 1.0) < 1e-6:
+            raise StateError("state must hold finite ratios, scales and bases, and weights that sum to one")
         self.count = len(ids)
+        self._met_and_left = int(np.count_nonzero(~self.roster.present(ids)))
         self._table = Table()
         self._table.put_all(ids, np.arange(self.count))
         self._ids, self._masses = ids, self.roster.masses(ids)

@@ -21,10 +21,10 @@ from sortition.core.types import FloatArray, IntArray
 
 DENSE_CLIENTS = 64
 """Up to so many clients for each of the cohort, independent draws toss a coin for everybody."""
-PATIENCE = 64
-"""After so many draws for each of the cohort, the rest of a draw without replacement is made densely."""
-LEAST_LEFT = 1e-3
-"""If those who are certain to be drawn leave less mass than this, coins are tossed for everybody."""
+MOST_DRAWS = 10**6
+"""A cohort may take so many draws, or as many as there are clients, before it is drawn densely instead."""
+LEAST_LEFT = 1e-6
+"""Where those drawn leave less mass than this, what is left is summed up client by client."""
 
 
 class Distribution(Protocol):
@@ -82,27 +82,27 @@ def draw_cohort(
         weighed: Weighed = tally(draws, probabilities, cohort_size)
         return weighed
     if design == "without_replacement":
-        return _draw_without_replacement(distribution, cohort_size, generator)
+        return _draw_without_replacement(distribution, num_clients, cohort_size, generator)
     if num_clients <= DENSE_CLIENTS * cohort_size:
         return draw_dense("independent", distribution.everybody(), cohort_size, generator)
-    return _draw_independent(distribution, cohort_size, generator)
+    return _draw_independent(distribution, num_clients, cohort_size, generator)
 
 
 def _draw_without_replacement(
-    distribution: Distribution, cohort_size: int, generator: np.random.Generator
+    distribution: Distribution, num_clients: int, cohort_size: int, generator: np.random.Generator
 ) -> Weighed:
     """A draw from those left is a draw from all, repeated until it is one of those left."""
     clients, probabilities = np.zeros(0, dtype=np.int64), np.zeros(0)
-    tries = 0
-    while len(clients) < cohort_size and tries < PATIENCE * cohort_size:
-        new, new_probabilities = distribution.draw(generator.random((cohort_size, 2)))
+    tries, most = cohort_size, max(MOST_DRAWS, num_clients)
+    while len(clients) < cohort_size and tries <= most:
+        new, new_probabilities = distribution.draw(generator.random((tries, 2)))
         clients = np.concatenate((clients, new))
         probabilities = np.concatenate((probabilities, new_probabilities))
         first = np.sort(np.unique(clients, return_index=True)[1])
         clients, probabilities = clients[first], probabilities[first]
-        tries += cohort_size
+        tries *= 2
     if len(clients) < cohort_size:  # nearly all the mass is drawn: finish among those left, whatever it costs
-        left = distribution.everybody()
+        left = distribution.everybody().copy()
         left[clients] = 0.0
         with np.errstate(divide="ignore"):
             times = generator.standard_exponential(len(left)) / left
@@ -110,11 +110,17 @@ def _draw_without_replacement(
         rest = np.argsort(times, kind="stable")[:missing]
         clients = np.concatenate((clients, rest))
         probabilities = np.concatenate((probabilities, left[rest]))
-    return weigh_without_replacement(clients[:cohort_size], probabilities[:cohort_size], cohort_size)
+    clients, probabilities = clients[:cohort_size], probabilities[:cohort_size]
+    never_drawn = 1.0 - float(probabilities.sum())
+    if never_drawn < LEAST_LEFT:
+        others = distribution.everybody().copy()
+        others[clients] = 0.0
+        never_drawn = float(others.sum())
+    return weigh_without_replacement(clients, probabilities, cohort_size, never_drawn)
 
 
 def _draw_independent(
-    distribution: Distribution, cohort_size: int, generator: np.random.Generator
+    distribution: Distribution, num_clients: int, cohort_size: int, generator: np.random.Generator
 ) -> Weighed:
     r"""One coin a client without tossing a coin for each: the heavy ones by coin, the light ones by thinning.
 
@@ -122,7 +128,7 @@ def _draw_independent(
     times: the rings of all are a Poisson number of independent draws from p. One that has rung at all is
     taken with probability :math:`\pi / (1 - e^{-2 \ln 2\,\pi}) \le 1`, which makes :math:`\pi` in all.
     """
-    split = _split(distribution, cohort_size)
+    split = _split(distribution, num_clients, cohort_size)
     if split is None:
         return draw_dense("independent", distribution.everybody(), cohort_size, generator)
     scale, heavy, heavy_inclusion = split
@@ -140,7 +146,9 @@ def _draw_independent(
     )
 
 
-def _split(distribution: Distribution, cohort_size: int) -> tuple[float, IntArray, FloatArray] | None:
+def _split(
+    distribution: Distribution, num_clients: int, cohort_size: int
+) -> tuple[float, IntArray, FloatArray] | None:
     r"""The scale c with :math:`\sum \min(1, c\,p) = K`, and the clients with :math:`c\,p > 1/2`.
 
     None where those who are certain leave next to nothing for the others, or where a whole block is heavy.
@@ -154,6 +162,8 @@ def _split(distribution: Distribution, cohort_size: int) -> tuple[float, IntArra
         if left < LEAST_LEFT or distribution.block_probability() * scale > 0.5:
             return None
         better = (cohort_size - np.count_nonzero(certain)) / left
+        if better > max(MOST_DRAWS, num_clients):
+            return None
         if better <= scale * (1.0 + 1e-12):
             keep = p * scale > 0.5
             return scale, heavy[keep], np.minimum(1.0, scale * p[keep])

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from sortition.core.state import array, scalar
+from sortition.core.state import scalar
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
-from sortition.engine.crowd import Crowd
 from sortition.engine.roster import Roster
+from sortition.engine.shifted import FURTHEST_LOG, ShiftedCrowd
 
-FURTHEST_LOG = 200.0
-"""How far the largest logarithm may stand from the shift, either way, before all are shifted anew."""
+SLACK = 1.0 - 1e-12
+"""Nobody falls who stands on the floor but for rounding."""
 
 
 @njit(cache=True)
@@ -31,15 +31,20 @@ def _settle(
     r"""The factor c with :math:`\sum_m w_m \max(\epsilon, c\,y_m) = W`, everybody on their side of the floor.
 
     The sum is convex and increasing in c, and each turn is a step of Newton's method on it: from the second
-    turn on, c only falls, and those above the floor only cross downwards. 0 where nobody has any feedback.
+    turn on, c only falls, and those above the floor only cross downwards. 0 where nobody has any feedback,
+    or where the floor leaves nothing to be shared out: all are below then.
     """
     root = nodes[starts[-1] - 1]
     ones, limits = np.ones(1), np.empty(1)
+    if floor >= 1.0:
+        limits[0] = np.inf
+        forest.sweep(ratios, masses, nodes, starts, limits, ones, limits, True)
+        return 0.0
     turn = 0
     while True:
         if root[forest.SUM, 0] > 0.0:
             factor = (total_mass - floor * (total_mass - root[forest.MASS, 0])) / root[forest.SUM, 0]
-            threshold = floor / factor
+            threshold = SLACK * floor / factor
             settled = root[forest.LEAST, 0] >= threshold and root[forest.MOST, 0] <= threshold
             if settled or (turn > 2 and threshold <= limits[0]):
                 return float(factor)
@@ -52,7 +57,7 @@ def _settle(
         turn += 1
 
 
-class Greedy(Crowd):
+class Greedy(ShiftedCrowd):
     r"""Each client in proportion to its height h, but not below the floor, which may move at any time.
 
     .. math:: p_m = \max(\epsilon\,q_m,\; c\,h_m), \qquad \textstyle\sum_m p_m = 1
@@ -72,21 +77,17 @@ class Greedy(Crowd):
     def __init__(self, roster: Roster) -> None:
         super().__init__(roster, experts=1)
         self.floor = 1.0
-        self._logs = np.zeros(0)
-        self._shift = 0.0
 
     def record(self, clients: IntArray, log_heights: FloatArray, *, floor: float) -> None:
         """Set the heights of ``clients``, and the floor for all."""
         self.floor = floor
-        slots = self.meet(clients)
-        if len(self._logs) < len(self.ratios):
-            missing = len(self.ratios) - len(self._logs)
-            self._logs = np.concatenate((self._logs, np.full(missing, -np.inf)))
-        self._logs[slots] = log_heights - np.log(self._masses[slots])  # per mass, as ratios are
-        if self._logs[slots].max() - self._shift > FURTHEST_LOG or self._all_far_below():
-            self._reshift()
-        else:
-            self._remember(slots)
+        with np.errstate(divide="ignore"):
+            per_mass = log_heights - np.log(self.roster.masses(clients))  # as ratios are
+        self.note(clients, per_mass)
+
+    def move_floor(self, floor: float) -> None:
+        """Let everybody stand above another floor."""
+        self.floor = floor
         self.normalise()
 
     def normalise(self) -> None:
@@ -96,28 +97,20 @@ class Greedy(Crowd):
         self.bases[0] = self.floor if factor > 0.0 else 1.0
 
     def state(self) -> dict[str, Any]:
-        """That of a crowd, with the logarithms, the shift and the floor."""
-        own = {"logs": self._logs[: self.count].copy(), "shift": self._shift, "floor": self.floor}
-        return {**super().state(), **own}
+        """That of a shifted crowd, with the floor."""
+        return {**super().state(), "floor": self.floor}
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 1) -> None:
         """Take back what ``state`` gave."""
-        shift, floor = float(scalar(state, "shift")), float(scalar(state, "floor"))
-        logs = array(state, "logs", np.float64, (len(array(state, "met_clients", np.int64, (None,))),))
-        super().restore(state, experts=1)
-        self._logs, self._shift, self.floor = logs, shift, floor
+        floor = float(scalar(state, "floor"))
+        super().restore(state, experts=experts)
+        self.floor = floor
 
-    def _remember(self, slots: IntArray) -> None:
+    def _write(self, slots: IntArray) -> None:
+        """As remembered: ``normalise`` lets them rise."""
         heights = np.where(self._masses[slots] > 0.0, np.exp(self._logs[slots] - self._shift), 0.0)
         self.put(slots, -heights[:, None])
 
-    def _all_far_below(self) -> bool:
-        """Whether all heights are so small that they might vanish; true at the outset."""
+    def _vanishing(self) -> bool:
         highest = max(self.root[forest.MOST, 0], self.root[forest.SUM, 0])
         return bool(highest < math.exp(-FURTHEST_LOG))
-
-    def _reshift(self) -> None:
-        highest = self._logs[: self.count].max()
-        if np.isfinite(highest):
-            self._shift = float(highest)
-        self._remember(np.arange(self.count))

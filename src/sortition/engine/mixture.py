@@ -11,7 +11,7 @@ from sortition.engine.roster import draw_prior
 from sortition.engine.table import EMPTY, put, slot_of
 
 MOST_TRIES = 10**6
-"""A draw from the base is given up after so many tries, when rounding alone can have asked for it."""
+"""A draw from the base is given up after so many tries: the base then has hardly a millionth of the prior."""
 
 
 @njit(cache=True)

@@ -48,6 +48,9 @@ def advance(
         for e in range(experts):
             y = ratios[met[i], e]
             log_probabilities[i, e] = log_prior + np.log(scales[e] * y if y > 0.0 else bases[e])
+            if log_share == -np.inf:  # no feedback, no step; its probability may be 0
+                losses[i, e], steps[i, e] = -np.inf, 0.0
+                continue
             losses[i, e] = log_share - log_probabilities[i, e]
             log_step = log_rates[e] + log_share - 2.0 * log_probabilities[i, e]
             steps[i, e] = np.exp(min(log_step, LOG_LARGEST_STEP))
@@ -96,7 +99,7 @@ def _raise(
     rebased = False
     for e in range(experts):
         if steps[:, e].max() > LARGEST_PLAIN_STEP:
-            shifts[e] = (log_probabilities[:, e] + steps[:, e]).max()
+            shifts[e] = max((log_probabilities[:, e] + steps[:, e]).max(), 0.0)
             rebased = True
         elif scales[e] < SMALLEST_SCALE:
             rebased = True

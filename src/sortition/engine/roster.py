@@ -17,7 +17,7 @@ from sortition.core.errors import StateError
 from sortition.core.state import array
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine import tree
-from sortition.engine.table import EMPTY, Table, slot_of
+from sortition.engine.table import EMPTY, Table, put, slot_of
 from sortition.engine.tree import SumTree
 
 
@@ -39,6 +39,32 @@ def draw_prior(
         return seat if client == EMPTY else client
     slot = tree.find(values, nodes, starts, point - seats)
     return block + slot if slot >= 0 else -1
+
+
+@njit(cache=True)
+def _leave(
+    clients: IntArray,
+    seats: int,
+    moved_keys: IntArray,
+    moved_slots: IntArray,
+    moved_count: int,
+    seat_keys: IntArray,
+    seat_slots: IntArray,
+    seat_count: int,
+) -> tuple[int, int, int]:
+    """Let the last one take the seat of each who leaves; both tables must have room."""
+    for client in clients:
+        seat = slot_of(seat_keys, seat_slots, client)
+        seat = client if seat == EMPTY else seat
+        last = seats - 1
+        replacement = slot_of(moved_keys, moved_slots, last)
+        replacement = last if replacement == EMPTY else replacement
+        moved_count += slot_of(moved_keys, moved_slots, seat) == EMPTY
+        seat_count += slot_of(seat_keys, seat_slots, replacement) == EMPTY
+        put(moved_keys, moved_slots, seat, replacement)
+        put(seat_keys, seat_slots, replacement, seat)
+        seats = last
+    return seats, moved_count, seat_count
 
 
 class Roster:
@@ -129,8 +155,7 @@ class Roster:
         """Let ``clients`` go; each must be there."""
         own = clients[clients >= self.block] - self.block
         self.own.set(own, np.zeros(len(own)))
-        for client in clients[clients < self.block].tolist():
-            self._leave_seat(client)
+        self._leave_seats(clients[clients < self.block])
         self._gone.put_all(clients, np.ones(len(clients), dtype=np.int64))
         self.count -= len(clients)
         self._removed.extend(clients.tolist())
@@ -151,6 +176,8 @@ class Roster:
         """A roster like this one at the start, and the changes of ``state``, where names have a prefix."""
         joined = array(state, f"{prefix}joined_masses", np.float64, (None,))
         left = array(state, f"{prefix}left_clients", np.int64, (None,))
+        if not (np.isfinite(joined).all() and (joined >= 0.0).all()):
+            raise StateError(f"state must hold {prefix}joined_masses that are finite and not negative")
         roster = Roster(self._given, self._given_masses)
         roster.add(joined)
         if not roster.present(left).all() or len(np.unique(left)) != len(left):
@@ -164,15 +191,16 @@ class Roster:
         """Take over all of ``other``."""
         self.__dict__.update(other.__dict__)
 
-    def _leave_seat(self, client: int) -> None:
-        seat = self._lookup(self._seat_of, client)
-        last = self.seats - 1
-        replacement = self._lookup(self._moved, last)
-        self._moved.put_all(np.array([seat]), np.array([replacement]))
-        self._seat_of.put_all(np.array([replacement]), np.array([seat]))
-        self.seats = last
-
-    @staticmethod
-    def _lookup(table: Table, key: int) -> int:
-        found = int(table.slots_of(np.array([key]))[0])
-        return key if found == EMPTY else found
+    def _leave_seats(self, clients: IntArray) -> None:
+        self._moved.reserve(len(clients))
+        self._seat_of.reserve(len(clients))
+        self.seats, self._moved.count, self._seat_of.count = _leave(
+            clients,
+            self.seats,
+            self._moved.keys,
+            self._moved.slots,
+            self._moved.count,
+            self._seat_of.keys,
+            self._seat_of.slots,
+            self._seat_of.count,
+        )

@@ -29,8 +29,8 @@ REGIMES: tuple[str, ...] = ("fresh", "adapted")
 
 HORIZON = 1000
 """num_rounds of the sampler: it makes eight experts."""
-STRANGERS_RATE_SCALE = 30.0
-"""rate_scale of the adapted regime where not everybody can be met: over half of the mass is on those met."""
+RATE_SCALES = (1.0, 30.0, 300.0, 3e3, 3e4, 3e5)
+"""Tried in this order in the adapted regime, until at least half of the mass is on the clients met."""
 ALL_MET_UP_TO = 10**6
 CHOICE_UP_TO = 10**7
 DENSE_UP_TO = 10**5
@@ -89,16 +89,13 @@ def measure_each(
 def measure(num_clients: int, cohort_size: int, rounds: int, regime: Regime) -> Measurement:
     """Time ``rounds`` rounds, with the kernels compiled before and, if wanted, the distribution adapted."""
     _compile(cohort_size)
-    sampler = AdaptiveOSMDSampler(
-        num_clients=num_clients,
-        cohort_size=cohort_size,
-        num_rounds=HORIZON,
-        exploration=EXPLORATION,
-        feedback_bound=1.0 / num_clients**2,
-        rate_scale=STRANGERS_RATE_SCALE if regime == "adapted" and num_clients > ALL_MET_UP_TO else 1.0,
-    )
+    sampler = _sampler(num_clients, cohort_size, rate_scale=1.0)
     if regime == "adapted":
-        _adapt(sampler, rounds)
+        for rate_scale in RATE_SCALES:
+            sampler = _sampler(num_clients, cohort_size, rate_scale)
+            _adapt(sampler, rounds)
+            if sampler.share_of_met >= 0.5:
+                break
     draws, observations = np.empty(rounds), np.empty(rounds)
     for i in range(rounds):
         draws[i], observations[i] = _one_round(sampler)
@@ -143,6 +140,17 @@ def peak_megabytes() -> float:
     """Peak memory of this process so far."""
     unit = 1e6 if sys.platform == "darwin" else 1e3
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def _sampler(num_clients: int, cohort_size: int, rate_scale: float) -> AdaptiveOSMDSampler:
+    return AdaptiveOSMDSampler(
+        num_clients=num_clients,
+        cohort_size=cohort_size,
+        num_rounds=HORIZON,
+        exploration=EXPLORATION,
+        feedback_bound=1.0 / num_clients**2,
+        rate_scale=rate_scale,
+    )
 
 
 def _one_round(sampler: AdaptiveOSMDSampler, *, spike: bool = False) -> tuple[float, float]:

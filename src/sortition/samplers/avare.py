@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -44,7 +45,7 @@ class AvareSampler(BaseSampler):
         self._offset = positive_number(
             "floor_offset", self._founders if floor_offset is None else floor_offset
         )
-        self._decay = positive_number("floor_decay", floor_decay)
+        self._decay = number_between("floor_decay", floor_decay, 0.0, 3.0)
         self._smallest_floor = number_between("smallest_floor", smallest_floor, 0.0, 1.0 / self._founders)
         self._distribution = self._greedy = Greedy(self._roster)
         self._learnt_rounds = 0
@@ -54,6 +55,10 @@ class AvareSampler(BaseSampler):
         c, third = self._offset, self._decay / 3.0
         shrinking: float = 1.0 / (c ** (1.0 - third) * (c + self._cohort_size * self._learnt_rounds) ** third)
         return min(self._smallest_floor + shrinking, 1.0 / self.num_clients)
+
+    def _membership_changed(self, weight_factor: float) -> None:
+        self._greedy.raise_all(math.log(weight_factor))  # heights go with lambda
+        self._greedy.move_floor(self.floor() * self.num_clients)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         self._learnt_rounds += 1

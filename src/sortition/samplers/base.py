@@ -16,7 +16,14 @@ from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, dra
 from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError, StateError
 from sortition.core.state import array, count, text
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import client_ids, distribution, masses_of, norms_of, whole_number
+from sortition.core.validation import (
+    MOST_CLIENTS,
+    client_ids,
+    distribution,
+    masses_of,
+    norms_of,
+    whole_number,
+)
 from sortition.core.variance import log_feedback
 from sortition.engine.drawing import Distribution, draw_cohort
 from sortition.engine.roster import Roster
@@ -25,6 +32,7 @@ from sortition.samplers.guard import Guard, Suspect
 from sortition.samplers.privacy import NormPrivacy, PrivacySpent
 
 STATE_VERSION = 1
+LARGEST_SEED = 2**64 - 1
 Config = dict[str, int | float | str]
 
 
@@ -67,7 +75,7 @@ class BaseSampler(ABC):
         guard: Guard | None = None,
         privacy: NormPrivacy | None = None,
     ) -> None:
-        self._founders = whole_number("num_clients", num_clients, least=1)
+        self._founders = whole_number("num_clients", num_clients, least=1, most=MOST_CLIENTS)
         self._cohort_size = whole_number("cohort_size", cohort_size, least=1)
         if design not in DESIGNS:
             raise ConfigurationError(f"design must be one of {', '.join(DESIGNS)}, got {design!r}")
@@ -82,7 +90,7 @@ class BaseSampler(ABC):
             self._given_weights = distribution("client_weights", client_weights, self._founders)
         self._weights = Roster(self._founders, self._given_weights)  # lambda
         self._roster = Roster(self._founders, None)  # the prior; subclasses may have another
-        self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=2**64 - 1))
+        self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=LARGEST_SEED))
         self._defences = Defences(guard, privacy, self._generator.seed)
         self._round_index = 0
         self._open: dict[int, int] = {}  # round -> ticket, of the cohorts that await feedback
@@ -198,9 +206,10 @@ class BaseSampler(ABC):
             heard, values = heard.only(here), values[here]
         if len(heard):
             values = self._defences.clipped(heard, values)
-            before = self._shown().look_up(heard.clients)
+            before = self._shown().look_up(heard.clients) if self._defences.guarded else None
             self._learn(heard, log_feedback(self._weights_of(heard.clients), values))
-            self._defences.hold(heard.clients, before, self._distribution, self.num_clients)
+            if before is not None:
+                self._defences.hold(heard.clients, before, self._distribution, self.num_clients)
         del self._open[cohort.round_index]
 
     def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
@@ -242,13 +251,13 @@ class BaseSampler(ABC):
         """Let clients join: so many of them, or one for each prior mass given. Returns their ids.
 
         Prior masses and ``client_weights`` are in the units of those that the sampler was built with, which
-        summed to one; a newcomer has an average founder's of both, 1/M, unless it is given. The others keep
-        their proportions; the newcomers start like clients that were never drawn.
+        summed to one; a newcomer has an average founder's of both, 1/M, unless it is given. The newcomers
+        start like clients that were never drawn; for the others see ``remove_clients``.
         """
         average = 1.0 / self._founders
-        if np.ndim(clients) == 0:
-            count = whole_number("clients", clients, least=1)
-            masses = np.full(count, average)
+        if isinstance(clients, (int, np.integer)):
+            newcomers = whole_number("clients", clients, least=1, most=MOST_CLIENTS - self._roster.ids)
+            masses = np.full(newcomers, average)
         else:
             masses = masses_of("clients", clients)
         weights = np.full(len(masses), average)
@@ -261,23 +270,38 @@ class BaseSampler(ABC):
                 )
         before = self._weights.total
         self._weights.add(self._weights.unit * weights)
-        newcomers = self._admit(masses, weights)
+        ids = self._admit(masses, weights)
         self._membership_changed(before / self._weights.total)
-        return newcomers
+        return ids
 
     def remove_clients(self, clients: ArrayLike) -> None:
-        """Let clients leave for good: the others keep their proportions, and an id is not used again."""
+        """Let clients leave for good; an id is not used again.
+
+        With fixed distributions and those of OSMD the others keep their proportions exactly. MABS, VRB, Avare
+        and empirical Bayes are formulas of all clients, a share for each of them included: these are applied
+        to those who are left.
+        """
         leaving = self._present_ids("clients", clients)
+        if not len(leaving):
+            return
+        self.check_leaving(leaving)
+        before = self._weights.total
+        self._weights.remove(leaving)
+        self._distribution.remove(leaving)
+        self._membership_changed(before / self._weights.total)
+
+    def check_leaving(self, leaving: IntArray) -> None:
+        """Raise a ConfigurationError if the sampler can't go on without ``leaving``."""
         left = self.num_clients - len(leaving)
         least = 1 if self._design == "with_replacement" else self._cohort_size
         if left < least:
             raise ConfigurationError(
                 f"clients must leave at least {least} others behind, got {len(leaving)} of {self.num_clients}"
             )
-        before = self._weights.total
-        self._weights.remove(leaving)
-        self._distribution.remove(leaving)
-        self._membership_changed(before / self._weights.total)
+        for what, roster in (("weight", self._weights), ("prior mass", self._roster)):
+            mass = float(roster.masses(leaving).sum())
+            if roster.total - mass <= 1e-12 * roster.total and not roster.masses(None).sum() > mass:
+                raise ConfigurationError(f"clients must leave some {what} behind, got all of it")
 
     # State -------------------------------------------------------------------------------------------
 
@@ -304,7 +328,9 @@ class BaseSampler(ABC):
         The sampler must have been built with the settings of the one that was saved; the seed comes from
         the state.
         """
-        kind, version = text(state, "kind"), state.get("version")
+        if not isinstance(state, Mapping):
+            raise StateError(f"state must be a mapping, as state_dict gives it, got {type(state).__name__}")
+        kind, version = text(state, "kind"), text(state, "version")
         if kind != type(self).__name__:
             raise StateError(f"state must be of kind {type(self).__name__}, got {kind!r}")
         if version != STATE_VERSION:
@@ -314,6 +340,8 @@ class BaseSampler(ABC):
             if saved != value:
                 raise StateError(f"state must have been saved with {name} = {value!r}, got {saved!r}")
         seed, round_index = count(state, "seed"), count(state, "round_index")
+        if seed > LARGEST_SEED or round_index > LARGEST_SEED:
+            raise StateError(f"state must hold a seed and a round below 2^64, got {seed} and {round_index}")
         rounds = array(state, "open_rounds", np.int64, (None,))
         tickets = array(state, "open_tickets", np.int64, (len(rounds),))
         weights = self._weights.restored(state, "weights.")
@@ -371,6 +399,8 @@ class BaseSampler(ABC):
     def _recognise(self, cohort: Cohort) -> None:
         if not isinstance(cohort, Cohort):
             raise CohortError(f"cohort must be a Cohort that this sampler drew, got {type(cohort).__name__}")
+        if not isinstance(cohort.round_index, (int, np.integer)):
+            raise CohortError(f"cohort must have a whole round_index, got {cohort.round_index!r}")
         ticket = self._open.get(cohort.round_index)
         if ticket is None and 0 <= cohort.round_index < self._round_index:
             raise CohortError(

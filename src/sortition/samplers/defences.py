@@ -27,6 +27,11 @@ class Defences:
         self._watch = None if guard is None else Watch(guard)
         self._noise = None if privacy is None else Noise(privacy, seed)
 
+    @property
+    def guarded(self) -> bool:
+        """Whether there is a guard."""
+        return self._watch is not None
+
     def noised(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms that may be used at all; nan for no reply."""
         return norms if self._noise is None else self._noise.apply(cohort, norms)

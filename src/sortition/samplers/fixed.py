@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
-from sortition.core.validation import distribution, whole_number
+from sortition.core.validation import distribution
 from sortition.engine.prior import Prior
 from sortition.engine.roster import Roster
 from sortition.samplers.base import BaseSampler, Common, Config, fingerprint, require_support
@@ -40,7 +39,7 @@ class FixedSampler(BaseSampler):
         return {"probabilities": fingerprint(self._fixed)}
 
 
-class ProportionalSampler(FixedSampler):
+class ProportionalSampler(BaseSampler):
     r"""Draws by data size, :math:`p_m = \lambda_m` (Li et al. 2020); uniform without ``client_weights``.
 
     >>> ProportionalSampler(num_clients=2, cohort_size=1, client_weights=[0.25, 0.75]).probabilities()
@@ -48,8 +47,9 @@ class ProportionalSampler(FixedSampler):
     """
 
     def __init__(self, **common: Unpack[Common]) -> None:
-        sizes = common.get("client_weights")
-        if sizes is None:
-            clients = whole_number("num_clients", common["num_clients"], least=1)
-            sizes = np.full(clients, 1.0 / clients)
-        super().__init__(probabilities=sizes, **common)
+        super().__init__(**common)
+        self._roster = Roster(self._founders, self._given_weights)
+        self._distribution = Prior(self._roster)
+
+    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        """Nothing to learn."""

@@ -1,13 +1,15 @@
 r"""Defences against clients that lie about their norms; ``docs/hostile-clients.md`` derives the bounds.
 
-*Clip.* With :math:`Q_1, Q_3` the running quartiles of the federation's norms, a norm counts for at most
+*Clip.* With :math:`Q_2, Q_3` the running median and third quartile of the norms, a norm counts for at most
 
-.. math:: Q_3 \cdot \max\big(\mathrm{clip\_factor},\; (Q_3/Q_1)^{\mathrm{fence}}\big),
+.. math:: Q_3 \cdot \max\big(\mathrm{clip\_factor},\; (Q_3/Q_2)^{\mathrm{fence}}\big),
 
-a factor that is stated or, where honest clients themselves differ by more, Tukey's fence in logarithms. The
-quartiles are those of the last 500 replies above zero, each with its cohort weight. The weights have mean one
-for every client, so a client that is drawn often counts no more than the others, and c colluding clients of M
-shift the quartiles by c / M and not further.
+a factor that is stated or, where honest clients themselves differ by more, a fence like Tukey's in
+logarithms. The quartiles are those of the last 500 replies above zero, taken twice, and the smaller bound
+counts. Once each reply has its cohort weight: the weights have mean one for every client, so whoever is drawn
+often counts no more than the others, and c colluding clients of M shift the quartiles by c / M. Once all
+replies count alike, so that a single reply of a client that is hardly ever drawn, whose weight is large, does
+not decide either.
 
 *Rise.* A report raises the probability of its sender by at most ``largest_rise``; what it asks for beyond
 that it gets in the following rounds, another such factor in each.
@@ -41,7 +43,7 @@ class Guard:
     """Which defences a sampler has: see ``samplers/guard.py``. ``guard=None`` is the paper to the letter."""
 
     clip_factor: float = 10.0
-    fence: float = 3.0
+    fence: float = 6.0
     largest_rise: float = 10.0
     largest_probability: float = 1.0
 
@@ -82,9 +84,12 @@ class Watch:
         """What a norm counts for at most; inf before there is one above zero."""
         if not len(self._logs):
             return math.inf
-        first, third = weighted_quartiles(self._logs, self._weights)
-        margin = max(math.log(self.guard.clip_factor), self.guard.fence * (third - first))
-        return math.exp(min(third + margin, LARGEST_LOG))
+        bounds = []
+        for weights in (self._weights, np.ones(len(self._logs))):
+            median, third = upper_quartiles(self._logs, weights)
+            margin = max(math.log(self.guard.clip_factor), self.guard.fence * (third - median))
+            bounds.append(third + margin)
+        return math.exp(min(*bounds, LARGEST_LOG))
 
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms as they may count; whoever is above the bound is remembered."""
@@ -168,15 +173,15 @@ class Watch:
         return watch
 
 
-def weighted_quartiles(values: FloatArray, weights: FloatArray) -> tuple[float, float]:
-    """The smallest of ``values`` up to which there is a quarter of the weight, and three quarters.
+def upper_quartiles(values: FloatArray, weights: FloatArray) -> tuple[float, float]:
+    """The smallest of ``values`` up to which there is half of the weight, and three quarters.
 
-    >>> weighted_quartiles(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 1.0]))
+    >>> upper_quartiles(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 1.0]))
     (1.0, 2.0)
     """
     order = np.argsort(values)
     cumulated = np.cumsum(weights[order])
     # rounding must not carry a share that is met exactly to the next value
-    places = np.searchsorted(cumulated, np.array([0.25, 0.75]) * cumulated[-1] * (1.0 - 1e-12))
-    first, third = values[order[places]].tolist()
-    return first, third
+    places = np.searchsorted(cumulated, np.array([0.5, 0.75]) * cumulated[-1] * (1.0 - 1e-12))
+    median, third = values[order[places]].tolist()
+    return median, third

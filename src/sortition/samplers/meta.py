@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.rates import learning_rate, meta_rate, num_experts
+from sortition.core.rates import expert_rates, meta_rate, num_experts
 from sortition.core.state import count
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, positive_number
@@ -90,10 +90,9 @@ class MetaSampler(BoundedSampler):
         key = (horizon, self.num_clients, self._log_bound)
         if self._rates[0] != key:
             setting = (self.num_clients, self._cohort_size, horizon, self._exploration)
-            slowest = learning_rate(*setting, feedback_bound=1.0, variation=0.0)
-            doublings = np.arange(self._num_experts(self._learnt_rounds))
+            rates = expert_rates(*setting, 1.0, self._num_experts(self._learnt_rounds))
             with np.errstate(divide="ignore"):  # one client: nothing to learn, a rate of 0
-                logs = np.log(slowest) + doublings * math.log(2.0)  # Equation 22
+                logs = np.log(rates)
             log_meta = math.log(meta_rate(*setting, feedback_bound=1.0)) - 0.5 * self._log_bound
             self._rates = (key, logs + math.log(self._rate_scale) - self._log_bound, log_meta)
         return self._rates[1:]

@@ -38,8 +38,6 @@ class Constants:
     """A surprise downwards counts for at most so many standard deviations."""
     noise_bonus: float = 1.0
     """What the noise adds to a client's expected square, of what it would if logarithms were normal."""
-    noise_memory: float = 0.998
-    """Memory of the noise, a visit."""
 
 
 LARGEST_RATIO = 10.0
@@ -116,12 +114,10 @@ class Population:
         self.level += change
         return change
 
-    def count_noise(self, deviations: FloatArray, visits: FloatArray, memory: float) -> None:
+    def count_noise(self, deviations: FloatArray, visits: FloatArray) -> None:
         """Take in how far clients known before were from their means."""
-        squares = np.minimum(deviations**2, LARGEST_DEVIATION) * visits / (visits + 1.0)
-        powers = memory ** np.arange(len(squares) - 1, -1, -1.0)
-        self.noise = memory ** len(squares) * self.noise + float(squares @ powers)
-        self.noise_count = memory ** len(squares) * self.noise_count + float(powers.sum())
+        self.noise += float(np.sum(np.minimum(deviations**2, LARGEST_DEVIATION) * visits / (visits + 1.0)))
+        self.noise_count += len(deviations)
 
     def count_strangers(self, x: FloatArray) -> None:
         """Take in first sightings."""

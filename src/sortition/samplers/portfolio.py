@@ -115,6 +115,8 @@ class PortfolioSampler(BaseSampler):
                     f"experts must agree in num_clients, cohort_size and client_weights, "
                     f"got {expert.setting()} beside {first.setting()}"
                 )
+        if len({id(expert) for expert in experts}) < len(experts):
+            raise ConfigurationError("experts must be different samplers, got one of them twice")
         if any(expert.round_index for expert in experts):
             raise ConfigurationError("experts must not have drawn any cohort of their own yet")
         super().__init__(
@@ -137,6 +139,12 @@ class PortfolioSampler(BaseSampler):
     def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
         ids = [expert.add_clients(masses, client_weights=client_weights) for expert in self._mixture.experts]
         return ids[0]
+
+    def check_leaving(self, leaving: IntArray) -> None:
+        """Raise a ConfigurationError if one of the experts can't go on without ``leaving``."""
+        super().check_leaving(leaving)
+        for expert in self._mixture.experts:
+            expert.check_leaving(leaving)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         each = self._mixture.of_each(cohort.clients)
