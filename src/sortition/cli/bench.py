@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -107,7 +106,7 @@ def bench_command(
 
 
 def _table(results: list[Measurement]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for result in results:
