@@ -68,7 +68,7 @@ class Scale:
     rounds: int = 1000
     repeats: int = 10
     image_repeats: int = 5
-    published_repeats: int = 50
+    published_repeats: int = 100
     """Repeats of what was published: ten runs are too few, a number of them may be off by more than 0.15."""
     evaluate_images_every: int = 10
     step_sizes: int | None = None
