@@ -10,7 +10,8 @@ share of the draws in the second half of the run (``draws``; honest clients in t
 sampling can't be steered, so its rows show what the updates alone do).
 
 With the guard the sampler has ``Guard()``, and a server that is sent updates clips them at
-``sampler.norm_bound``; with the cap nobody has a probability above 5% besides.
+``sampler.norm_bound``; strict is ``Guard(clip_factor=10, fence=6)``; with the cap nobody has a probability
+above 5% besides.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ SHARES = (0.01, 0.05)
 DEFENCES: dict[str, Guard | None] = {
     "none": None,
     "guard": Guard(),
-    "guard and cap": Guard(largest_probability=0.05),
+    "strict": Guard(clip_factor=10.0, fence=6.0),
+    "strict and cap": Guard(clip_factor=10.0, fence=6.0, largest_probability=0.05),
 }
 Build = Callable[[dict[str, Any], int], Any]
 SAMPLERS: dict[str, Build] = {
@@ -127,7 +129,8 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int) -> Outc
         norms = np.linalg.norm(updates, axis=1)
         sampler.observe(cohort, norms * factors if attack.kind == "report" else norms)
         if attack.kind == "send" and DEFENCES[defence] is not None:
-            updates = updates * np.minimum(1.0, sampler.norm_bound / np.maximum(norms, 1e-300))[:, None]
+            bound = sampler.norm_bound
+            updates = updates * np.where(norms > bound, bound / np.maximum(norms, 1e-9), 1.0)[:, None]
         with np.errstate(over="ignore", invalid="ignore"):
             model = model - STEP_SIZE * aggregate(cohort, weights[cohort.clients], updates)
             if t >= rounds - max(1, rounds // 10):
@@ -196,7 +199,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--samplers", default=",".join(SAMPLERS))
-    parser.add_argument("--defences", default="none,guard")
+    parser.add_argument("--defences", default="none,guard,strict")
     parser.add_argument(
         "--honest", type=int, metavar="SEEDS", help="only what the guard costs if nobody lies"
     )
@@ -211,7 +214,7 @@ def main() -> None:
     results: list[Outcome] = []
     defences = options.defences.split(",")
     print(f"{'sampler':20}{'attack':8}{'share':>6}{'factor':>8}", end="")
-    print("".join(f"  | {name:>14}: draws   loss" for name in defences))
+    print("".join(f"  | {name:>8}: draws   loss" for name in defences))
     for name in options.samplers.split(","):
         honest: dict[tuple[str, float], float] = {}
         for attack in attacks():
@@ -223,7 +226,7 @@ def main() -> None:
                 if attack.kind == "honest":
                     honest[defence, attack.share] = outcome.loss
                 relative = outcome.loss / honest["none" if "none" in defences else defence, attack.share]
-                cells.append(f"  | {'':>14} {outcome.draws:>6.1%} {relative:>6.3g}")
+                cells.append(f"  | {'':>8} {outcome.draws:>6.1%} {relative:>6.3g}")
             print(f"{name:20}{attack.kind:8}{attack.share:>6.0%}{attack.factor:>8.0e}" + "".join(cells))
     print(f"{time.monotonic() - started:.0f} s, {options.rounds} rounds, {options.repeats} seeds")
     if options.json is not None:
