@@ -41,7 +41,7 @@ class ShiftedCrowd(Crowd):
 
     def _highest(self) -> float:
         """The largest logarithm there is."""
-        return float(self._logs[: self.count].max())
+        return float(self._logs[: self.count].max(initial=-np.inf))
 
     def note(self, clients: IntArray, logs: FloatArray) -> None:
         """Set the logarithms of ``clients``, and all ratios that depend on them."""
