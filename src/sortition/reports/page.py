@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VEGALITE = "6.4"
+SHORT = 24
+"""Texts of a table up to this length are not broken into lines."""
 
 STYLE = """
 :root { color-scheme: light; }
@@ -23,7 +25,7 @@ h2 { margin-top: 2.6rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }
 .lead, .note { color: #555; } .note { font-size: .9rem; }
 table { border-collapse: collapse; margin: .8rem 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: left; vertical-align: top; }
-td.number, th.number { text-align: right; white-space: nowrap; } th { background: #f6f6f6; }
+td.short { white-space: nowrap; } td.number { text-align: right; white-space: nowrap; } th { background: #f6f6f6; }
 td.bad { color: #b00020; font-weight: 600; } td.good { color: #00693e; }
 .chart { overflow-x: auto; margin: .6rem 0; } details { margin: .6rem 0; }
 summary { cursor: pointer; color: #0b57a4; } .vega-embed summary { opacity: .3; }
@@ -105,7 +107,8 @@ def _cell(value: Any) -> str:
         return f'<td class="number">{text.replace("-", "−", 1) if value < 0 else text}</td>'
     if isinstance(value, int):
         return f'<td class="number">{value:,}</td>'
-    return f"<td>{html.escape(str(value))}</td>"
+    kind = ' class="short"' if len(str(value)) <= SHORT else ""
+    return f"<td{kind}>{html.escape(str(value))}</td>"
 
 
 def picture_png(spec: dict[str, Any], scale: float = 2.0) -> bytes:
