@@ -1,32 +1,42 @@
-"""Sortition: which clients of a federation train in each round, learnt from the norms of their updates."""
+"""Sortition: which clients of a federation train in each round, learnt from the norms of their updates.
 
-from sortition.core.cohort import Cohort
-from sortition.core.errors import (
-    AvailabilityError,
-    CohortError,
-    ConfigurationError,
-    FeedbackError,
-    LedgerError,
-    SortitionError,
-    StateError,
-)
-from sortition.core.protocols import Sampler
-from sortition.samplers.adaptive import AdaptiveOSMDSampler
-from sortition.samplers.avare import AvareSampler
-from sortition.samplers.default import default_sampler
-from sortition.samplers.doubling import DoublingOSMDSampler
-from sortition.samplers.empirical_bayes import EmpiricalBayesSampler
-from sortition.samplers.fixed import FixedSampler, ProportionalSampler
-from sortition.samplers.guard import Guard
-from sortition.samplers.kvib import KVibSampler
-from sortition.samplers.mabs import MABSSampler
-from sortition.samplers.ocs import OptimalClientSampler
-from sortition.samplers.optimal import OptimalSampler
-from sortition.samplers.osmd import OSMDSampler
-from sortition.samplers.portfolio import PortfolioSampler
-from sortition.samplers.privacy import NormPrivacy
-from sortition.samplers.uniform import UniformSampler
-from sortition.samplers.vrb import VRBSampler
+The names below are imported when they are first used, so that ``import sortition`` is immediate: numba, which
+the samplers need, takes most of half a second.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sortition.core.cohort import Cohort
+    from sortition.core.errors import (
+        AvailabilityError,
+        CohortError,
+        ConfigurationError,
+        FeedbackError,
+        LedgerError,
+        SortitionError,
+        StateError,
+    )
+    from sortition.core.protocols import Sampler
+    from sortition.samplers.adaptive import AdaptiveOSMDSampler
+    from sortition.samplers.avare import AvareSampler
+    from sortition.samplers.default import default_sampler
+    from sortition.samplers.doubling import DoublingOSMDSampler
+    from sortition.samplers.empirical_bayes import EmpiricalBayesSampler
+    from sortition.samplers.fixed import FixedSampler, ProportionalSampler
+    from sortition.samplers.guard import Guard
+    from sortition.samplers.kvib import KVibSampler
+    from sortition.samplers.mabs import MABSSampler
+    from sortition.samplers.ocs import OptimalClientSampler
+    from sortition.samplers.optimal import OptimalSampler
+    from sortition.samplers.osmd import OSMDSampler
+    from sortition.samplers.portfolio import PortfolioSampler
+    from sortition.samplers.privacy import NormPrivacy
+    from sortition.samplers.uniform import UniformSampler
+    from sortition.samplers.vrb import VRBSampler
 
 __version__ = "0.1.0"
 
@@ -58,3 +68,43 @@ __all__ = [
     "VRBSampler",
     "default_sampler",
 ]
+
+_HOME = {
+    "AdaptiveOSMDSampler": "sortition.samplers.adaptive",
+    "AvailabilityError": "sortition.core.errors",
+    "AvareSampler": "sortition.samplers.avare",
+    "Cohort": "sortition.core.cohort",
+    "CohortError": "sortition.core.errors",
+    "ConfigurationError": "sortition.core.errors",
+    "DoublingOSMDSampler": "sortition.samplers.doubling",
+    "EmpiricalBayesSampler": "sortition.samplers.empirical_bayes",
+    "FeedbackError": "sortition.core.errors",
+    "FixedSampler": "sortition.samplers.fixed",
+    "Guard": "sortition.samplers.guard",
+    "KVibSampler": "sortition.samplers.kvib",
+    "LedgerError": "sortition.core.errors",
+    "MABSSampler": "sortition.samplers.mabs",
+    "NormPrivacy": "sortition.samplers.privacy",
+    "OSMDSampler": "sortition.samplers.osmd",
+    "OptimalClientSampler": "sortition.samplers.ocs",
+    "OptimalSampler": "sortition.samplers.optimal",
+    "PortfolioSampler": "sortition.samplers.portfolio",
+    "ProportionalSampler": "sortition.samplers.fixed",
+    "Sampler": "sortition.core.protocols",
+    "SortitionError": "sortition.core.errors",
+    "StateError": "sortition.core.errors",
+    "UniformSampler": "sortition.samplers.uniform",
+    "VRBSampler": "sortition.samplers.vrb",
+    "default_sampler": "sortition.samplers.default",
+}
+"""Where each public name lives."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sortition' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

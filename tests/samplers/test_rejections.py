@@ -97,7 +97,10 @@ def test_cohort_size_is_at_most_the_clients_where_nobody_is_drawn_twice(name: st
             "restart must be 'mixture' or 'prior', got 'never'",
         ),
         (lambda: AvareSampler(num_clients=M, cohort_size=K, floor_offset=0.0), "floor_offset must be .* got"),
-        (lambda: AvareSampler(num_clients=M, cohort_size=K, floor_decay=-1.0), "floor_decay must lie in .* got"),
+        (
+            lambda: AvareSampler(num_clients=M, cohort_size=K, floor_decay=-1.0),
+            "floor_decay must lie in .* got",
+        ),
         (
             lambda: AvareSampler(num_clients=M, cohort_size=K, smallest_floor=0.3),
             r"smallest_floor must lie in .* got 0\.3",

@@ -48,7 +48,10 @@ class Cohort:
             ("probabilities", np.float64),
             ("weights", np.float64),
         ):
-            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+            array = getattr(self, name)
+            if type(array) is np.ndarray and array.dtype == dtype and not array.flags.writeable:
+                continue  # as a sampler makes them
+            array = np.ascontiguousarray(array, dtype=dtype)
             if array.flags.writeable:
                 array = array.copy()
                 array.flags.writeable = False

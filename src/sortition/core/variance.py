@@ -19,8 +19,7 @@ def log_feedback(client_weights: ArrayLike, norms: ArrayLike) -> FloatArray:
     array([        -inf, 1381.5510558])
     """
     with np.errstate(divide="ignore"):
-        logs = np.log(np.asarray(client_weights, float)) + np.log(np.asarray(norms, float))
-    return np.asarray(2.0 * logs, dtype=float)
+        return np.asarray(2.0 * (np.log(client_weights) + np.log(norms)))
 
 
 def aggregate(cohort: Cohort, client_weights: FloatArray, updates: FloatArray) -> FloatArray:

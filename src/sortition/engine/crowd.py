@@ -162,7 +162,8 @@ class Crowd:
         met: IntArray
         met, self.count = mixture.meet(
             clients,
-            self.roster.masses(clients),
+            self.roster.block,
+            self.roster.own.values,
             self.count,
             self._table.keys,
             self._table.slots,

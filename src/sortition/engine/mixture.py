@@ -132,7 +132,8 @@ def draw(
 @njit(cache=True)
 def meet(
     clients: IntArray,
-    client_masses: FloatArray,
+    block: int,
+    own_values: FloatArray,
     count: int,
     keys: IntArray,
     slots: IntArray,
@@ -148,6 +149,6 @@ def meet(
             count += 1
             put(keys, slots, clients[i], slot)
             ids[slot] = clients[i]
-            masses[slot] = client_masses[i]
+            masses[slot] = 1.0 if clients[i] < block else own_values[clients[i] - block]
         found[i] = slot
     return found, count

@@ -125,7 +125,7 @@ class Roster:
             block[gone[gone < self.block]] = 0.0
             return np.concatenate((block, self.own.values[: self.own.size]))
         result = np.ones(len(clients))
-        if not self.own.size and not self._removed:
+        if self.all_alike:
             return result
         own = clients >= self.block
         result[own] = self.own.values[clients[own] - self.block]
@@ -159,6 +159,11 @@ class Roster:
         self._gone.put_all(clients, np.ones(len(clients), dtype=np.int64))
         self.count -= len(clients)
         self._removed.extend(clients.tolist())
+
+    @property
+    def all_alike(self) -> bool:
+        """Whether everybody has mass one: nobody with an own mass, nobody gone."""
+        return not self.own.size and not self._removed
 
     @property
     def anybody_left(self) -> bool:

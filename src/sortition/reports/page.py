@@ -25,7 +25,7 @@ h2 { margin-top: 2.6rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }
 .lead, .note { color: #555; } .note { font-size: .9rem; }
 table { border-collapse: collapse; margin: .8rem 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: left; vertical-align: top; }
-td.short { white-space: nowrap; } td.number { text-align: right; white-space: nowrap; } th { background: #f6f6f6; }
+td.short, td.number { white-space: nowrap; } td.number { text-align: right; } th { background: #f6f6f6; }
 td.bad { color: #b00020; font-weight: 600; } td.good { color: #00693e; }
 .chart { overflow-x: auto; margin: .6rem 0; } details { margin: .6rem 0; }
 summary { cursor: pointer; color: #0b57a4; } .vega-embed summary { opacity: .3; }

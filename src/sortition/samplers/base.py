@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -94,6 +95,7 @@ class BaseSampler(ABC):
         self._defences = Defences(guard, privacy, self._generator.seed)
         self._round_index = 0
         self._open: dict[int, int] = {}  # round -> ticket, of the cohorts that await feedback
+        self._latest: Cohort | None = None
         self._identity: int | None = None
 
     # What a subclass says ----------------------------------------------------------------------------
@@ -186,6 +188,7 @@ class BaseSampler(ABC):
         ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
         self._open[self._round_index] = ticket
+        self._latest = cohort
         self._round_index += 1
         return cohort
 
@@ -198,9 +201,10 @@ class BaseSampler(ABC):
         self._recognise(cohort)
         values = norms_of("norms", norms, len(cohort), "each client of the cohort")
         values = self._defences.noised(cohort, values)
-        heard, silent = cohort, np.isnan(values)
-        if silent.any():
-            heard, values = cohort.replied(~silent), values[~silent]
+        heard = cohort
+        if math.isnan(values.dot(values)):  # quicker than to look for nan one by one
+            replied = ~np.isnan(values)
+            heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
             here = self._roster.present(heard.clients)
             heard, values = heard.only(here), values[here]
@@ -355,7 +359,7 @@ class BaseSampler(ABC):
             self._roster.become(before)
             raise
         self._weights, self._defences = weights, defences
-        self._generator, self._identity = RoundGenerator(seed), None
+        self._generator, self._identity, self._latest = RoundGenerator(seed), None, None
         self._round_index = round_index
         self._open = dict(zip(rounds.tolist(), tickets.tolist(), strict=True))
 
@@ -394,6 +398,8 @@ class BaseSampler(ABC):
 
     def _weights_of(self, clients: IntArray) -> FloatArray:
         """lambda_m of ``clients``."""
+        if self._weights.all_alike:
+            return np.full(len(clients), 1.0 / self._weights.total)
         return self._weights.masses(clients) / self._weights.total
 
     def _recognise(self, cohort: Cohort) -> None:
@@ -406,6 +412,8 @@ class BaseSampler(ABC):
             raise CohortError(
                 f"cohort must await feedback, but round {cohort.round_index} has had its feedback already"
             )
+        if cohort is self._latest:
+            return  # the very one, and it can't be changed
         if ticket is None or cohort.ticket != ticket or cohort.checksum(self._name()) != ticket:
             raise CohortError(
                 f"cohort must be one that this sampler drew, unchanged (with nan for the silent), "
