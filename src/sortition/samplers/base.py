@@ -202,7 +202,7 @@ class BaseSampler(ABC):
         values = norms_of("norms", norms, len(cohort), "each client of the cohort")
         values = self._defences.noised(cohort, values)
         heard = cohort
-        if math.isnan(values.dot(values)):  # quicker than to look for nan one by one
+        if math.isnan(np.minimum.reduce(values, initial=0.0)):  # quicker than to look for nan one by one
             replied = ~np.isnan(values)
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
