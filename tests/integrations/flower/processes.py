@@ -98,10 +98,10 @@ class Flower:
             assert not late, f"waited up to {seconds} s for {what}\n{self.logs()}"
             time.sleep(0.1)
 
-    def logs(self) -> str:
-        """The end of every log."""
+    def logs(self, last: int = 3000) -> str:
+        """The end of every log, or more of it."""
         return "\n".join(
-            f"--- {log.name}\n{log.read_text()[-3000:]}" for log in sorted(self.home.glob("*.log"))
+            f"--- {log.name}\n{log.read_text()[-last:]}" for log in sorted(self.home.glob("*.log"))
         )
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
