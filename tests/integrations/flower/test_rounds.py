@@ -323,12 +323,15 @@ def test_evaluation_is_left_to_inner():
 
 
 def test_a_reply_to_no_message_of_the_round_is_ignored():
-    grid, strategy = federation(clients()), adaptive(cohort_size=4)
+    """Late replies of round 1, while nobody replies to round 2."""
+    silent = [Client(fails=lambda server_round: "times out" if server_round == 2 else None) for _ in range(4)]
+    grid, strategy = federation(silent), adaptive(cohort_size=4)
     stale = grid.send_and_receive(strategy.configure_train(1, model(0.0), ConfigRecord(), grid), timeout=1.0)
+    assert len(stale) == 4
     messages = strategy.configure_train(2, model(0.0), ConfigRecord(), grid)
-    replies = [*stale, *grid.send_and_receive(messages, timeout=1.0)]
-    _, metrics = strategy.aggregate_train(2, replies)
-    assert metrics["sampling-replies"] == 4
+    arrays, metrics = strategy.aggregate_train(2, [*stale, *grid.send_and_receive(messages, timeout=1.0)])
+    assert arrays is None
+    assert (metrics["sampling-replies"], metrics["sampling-failures"]) == (0, 4)
 
 
 def test_to_aggregate_without_a_round_is_an_error():
