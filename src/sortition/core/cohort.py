@@ -11,6 +11,9 @@ from numpy.typing import ArrayLike
 from sortition.core.errors import CohortError
 from sortition.core.types import BoolArray, FloatArray, IntArray
 
+WHOLE, REAL = np.dtype(np.int64), np.dtype(np.float64)
+ARRAYS = (("clients", WHOLE), ("counts", WHOLE), ("probabilities", REAL), ("weights", REAL))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cohort:
@@ -42,14 +45,9 @@ class Cohort:
     ticket: int = field(default=0)
 
     def __post_init__(self) -> None:
-        for name, dtype in (
-            ("clients", np.int64),
-            ("counts", np.int64),
-            ("probabilities", np.float64),
-            ("weights", np.float64),
-        ):
+        for name, dtype in ARRAYS:
             array = getattr(self, name)
-            if type(array) is np.ndarray and array.dtype == dtype and not array.flags.writeable:
+            if type(array) is np.ndarray and array.dtype is dtype and not array.flags.writeable:
                 continue  # as a sampler makes them
             array = np.ascontiguousarray(array, dtype=dtype)
             if array.flags.writeable:
@@ -107,5 +105,5 @@ class Cohort:
         """What the sampler called ``identity`` writes on the ticket: it covers all that the cohort says."""
         check = zlib.crc32(b"%d %d %d" % (identity, self.round_index, self.cohort_size))
         for array in (self.clients, self.counts, self.probabilities, self.weights):
-            check = zlib.crc32(array.data, check)
+            check = zlib.crc32(array, check)
         return check

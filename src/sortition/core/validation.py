@@ -106,8 +106,8 @@ def norms_of(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
     norms = _floats(name, values, FeedbackError)
     if norms.shape != (size,):
         raise FeedbackError(f"{name} must have {size} entries, one for {whose}, got shape {norms.shape}")
-    if norms.size and np.minimum.reduce(norms) >= 0.0 and np.maximum.reduce(norms) < math.inf:
-        return norms  # all replied, none of them out of bounds
+    if norms.size and norms.item(norms.argmin()) >= 0.0 and norms.item(norms.argmax()) < math.inf:
+        return norms  # all replied, none of them out of bounds (nan is both the least and the most)
     wrong = np.flatnonzero((norms < 0.0) | np.isinf(norms))
     if len(wrong):
         raise FeedbackError(

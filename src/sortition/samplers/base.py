@@ -25,8 +25,8 @@ from sortition.core.validation import (
     norms_of,
     whole_number,
 )
-from sortition.core.variance import log_feedback
 from sortition.engine.drawing import Distribution, draw_cohort
+from sortition.engine.feedback import log_feedback
 from sortition.engine.roster import Roster
 from sortition.samplers.defences import Defences
 from sortition.samplers.guard import Guard, Suspect
@@ -183,7 +183,7 @@ class BaseSampler(ABC):
         else:
             weighed = self._draw_from(self._available(available))
         for array_of_cohort in weighed:
-            array_of_cohort.flags.writeable = False  # they are ours: no copy is needed
+            array_of_cohort.setflags(write=False)  # they are ours: no copy is needed
         cohort = Cohort(self._round_index, self._cohort_size, *weighed)
         ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
@@ -202,7 +202,7 @@ class BaseSampler(ABC):
         values = norms_of("norms", norms, len(cohort), "each client of the cohort")
         values = self._defences.noised(cohort, values)
         heard = cohort
-        if math.isnan(np.minimum.reduce(values, initial=0.0)):  # quicker than to look for nan one by one
+        if len(values) and math.isnan(values.item(values.argmin())):  # nan is the least, if there is one
             replied = ~np.isnan(values)
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
@@ -211,7 +211,7 @@ class BaseSampler(ABC):
         if len(heard):
             values = self._defences.clipped(heard, values)
             before = self._shown().look_up(heard.clients) if self._defences.guarded else None
-            self._learn(heard, log_feedback(self._weights_of(heard.clients), values))
+            self._learn(heard, log_feedback(self._weights, heard.clients, values))
             if before is not None:
                 self._defences.hold(heard.clients, before, self._distribution, self.num_clients)
         del self._open[cohort.round_index]
