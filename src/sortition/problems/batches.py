@@ -21,10 +21,28 @@ def stream(seed: int, purpose: int) -> RoundGenerator:
 
 
 @njit(cache=True)
-def batch_rows(uniforms: FloatArray, sizes: IntArray, distinct: bool) -> IntArray:
-    """Row b of client c's mini-batch out of its ``sizes[c]`` samples, one uniform number for each.
+def take_rows(uniforms: FloatArray, size: int, distinct: bool, rows: IntArray) -> None:
+    """Fill ``rows`` with a mini-batch out of ``size`` samples, one uniform number for each.
 
-    With ``distinct`` no sample is taken twice (Floyd's algorithm), and sizes must be at least the batch's.
+    With ``distinct`` no sample is taken twice (Floyd's algorithm), and ``size`` must be at least the batch's.
+    """
+    width = rows.size
+    for b in range(width):
+        if not distinct:
+            rows[b] = np.int64(uniforms[b] * size)
+            continue
+        last = size - width + b
+        row = np.int64(uniforms[b] * (last + 1))
+        for earlier in range(b):
+            if rows[earlier] == row:
+                row = last
+                break
+        rows[b] = row
+
+
+@njit(cache=True)
+def batch_rows(uniforms: FloatArray, sizes: IntArray, distinct: bool) -> IntArray:
+    """Row b of client c's mini-batch out of its ``sizes[c]`` samples.
 
     >>> batch_rows(np.array([[0.0, 0.5, 0.99]]), np.array([4]), False)
     array([[0, 2, 3]])
@@ -32,45 +50,25 @@ def batch_rows(uniforms: FloatArray, sizes: IntArray, distinct: bool) -> IntArra
     array([[0, 2, 3]])
     """
     rows = np.empty(uniforms.shape, dtype=np.int64)
-    width = uniforms.shape[1]
     for c in range(uniforms.shape[0]):
-        for b in range(width):
-            if not distinct:
-                rows[c, b] = np.int64(uniforms[c, b] * sizes[c])
-                continue
-            last = sizes[c] - width + b
-            row = np.int64(uniforms[c, b] * (last + 1))
-            for earlier in range(b):
-                if rows[c, earlier] == row:
-                    row = last
-                    break
-            rows[c, b] = row
+        take_rows(uniforms[c], sizes[c], distinct, rows[c])
     return rows
 
 
 @njit(cache=True, fastmath={"reassoc", "contract"})
-def least_squares_gradients(
-    features: FloatArray, targets: FloatArray, models: FloatArray, clients: IntArray, rows: IntArray
-) -> FloatArray:
-    r"""Mini-batch means of :math:`(\langle w, x\rangle - y)\,x`, one row for each of ``clients``.
-
-    ``models`` has one row for all clients, or one for each; ``rows`` has one for each.
-    """
-    size, width = rows.shape
-    dimension = features.shape[2]
-    gradients = np.zeros((size, dimension))
-    for c in range(size):
-        model = models[c if models.shape[0] > 1 else 0]
-        gradient = gradients[c]
-        for b in range(width):
-            x = features[clients[c], rows[c, b]]
-            residual = 0.0
-            for j in range(dimension):
-                residual += x[j] * model[j]
-            residual = (residual - targets[clients[c], rows[c, b]]) / width
-            for j in range(dimension):
-                gradient[j] += residual * x[j]
-    return gradients
+def least_squares_gradient(
+    features: FloatArray, targets: FloatArray, model: FloatArray, rows: IntArray, gradient: FloatArray
+) -> None:
+    r"""Fill ``gradient`` with one client's mini-batch mean of :math:`(\langle w, x\rangle - y)\,x`."""
+    gradient[:] = 0.0
+    for row in rows:
+        x = features[row]
+        residual = 0.0
+        for j in range(x.size):
+            residual += x[j] * model[j]
+        residual = (residual - targets[row]) / rows.size
+        for j in range(x.size):
+            gradient[j] += residual * x[j]
 
 
 @njit(cache=True)
@@ -82,22 +80,31 @@ def least_squares_batches(
     uniforms: FloatArray,
     distinct: bool,
 ) -> FloatArray:
-    """The same, on the mini-batches that ``uniforms`` (one row for every client there is) stand for."""
-    sizes = np.full(clients.size, features.shape[1])
-    rows = batch_rows(uniforms[clients], sizes, distinct)
-    return least_squares_gradients(features, targets, models, clients, rows)
+    """The gradients of ``clients``, one row each, on the mini-batches that ``uniforms`` stand for.
+
+    ``uniforms`` has one row for every client there is; ``models`` one for all clients, or one for each drawn.
+    """
+    gradients = np.empty((clients.size, features.shape[2]))
+    rows = np.empty(uniforms.shape[1], dtype=np.int64)
+    for c, client in enumerate(clients):
+        take_rows(uniforms[client], features.shape[1], distinct, rows)
+        model = models[c if models.shape[0] > 1 else 0]
+        least_squares_gradient(features[client], targets[client], model, rows, gradients[c])
+    return gradients
 
 
 @njit(cache=True)
 def least_squares_norms(
     features: FloatArray, targets: FloatArray, model: FloatArray, uniforms: FloatArray, distinct: bool
 ) -> FloatArray:
-    """The norms of all clients' gradients."""
-    everybody = np.arange(features.shape[0])
-    gradients = least_squares_batches(
-        features, targets, model.reshape(1, model.size), everybody, uniforms, distinct
-    )
-    norms = np.empty(everybody.size)
-    for c in range(norms.size):
-        norms[c] = np.sqrt(np.sum(gradients[c] ** 2))
+    """The norms of all clients' gradients, without keeping the gradients."""
+    norms, gradient = np.empty(features.shape[0]), np.empty(features.shape[2])
+    rows = np.empty(uniforms.shape[1], dtype=np.int64)
+    for client in range(norms.size):
+        take_rows(uniforms[client], features.shape[1], distinct, rows)
+        least_squares_gradient(features[client], targets[client], model, rows, gradient)
+        square = 0.0
+        for entry in gradient:
+            square += entry * entry
+        norms[client] = np.sqrt(square)
     return norms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -11,9 +12,8 @@ from numpy.typing import ArrayLike
 from sortition.core.cohort import Cohort
 from sortition.core.errors import FeedbackError
 from sortition.core.state import array, scalar
-from sortition.core.types import FloatArray
+from sortition.core.types import BoolArray, FloatArray
 from sortition.core.validation import norms_of
-from sortition.core.variance import log_feedback
 from sortition.engine.dense import Dense
 from sortition.samplers.base import BaseSampler, Common
 
@@ -34,20 +34,23 @@ class OptimalSampler(BaseSampler):
         super().__init__(**common)
         self._distribution = self._dense = Dense(self._roster)
         self._revealed_for = -1
+        self._lambda: FloatArray | None = None  # of everybody, until somebody joins or leaves
 
     def reveal(self, norms: ArrayLike) -> None:
         """Tell the update norms of all clients, by id, in the round to come; who left is ignored."""
         values = norms_of("norms", norms, self._roster.ids, "each client")
-        everybody = np.arange(self._roster.ids)
-        here = self._roster.present(everybody)
-        unknown = np.flatnonzero(np.isnan(values) & here)
-        if len(unknown):
+        if self._roster.anybody_left:
+            values = np.where(self._here(), values, 0.0)
+        largest = np.maximum.reduce(values)
+        if math.isnan(largest):
+            unknown = np.flatnonzero(np.isnan(values))
             raise FeedbackError(f"norms must be known for every client, got nan for client {unknown[0]}")
-        roots = np.full(len(values), -np.inf)
-        roots[here] = 0.5 * log_feedback(self._weights_of(everybody[here]), values[here])
-        top = roots.max()
-        scaled = np.exp(roots - top) if np.isfinite(top) else here.astype(float)
-        self._dense.set(scaled)
+        if largest > 0.0:  # relative to the largest: the norms may be as small as a double can be
+            values = values / largest
+        if self._lambda is None:
+            self._lambda = self.client_weights()
+        roots = self._lambda * values
+        self._dense.set(roots if roots.any() else self._here().astype(float))
         self._revealed_for = self._round_index
 
     def draw(self, available: ArrayLike | None = None) -> Cohort:
@@ -63,6 +66,11 @@ class OptimalSampler(BaseSampler):
 
     def _membership_changed(self, weight_factor: float) -> None:
         self._revealed_for = -1
+        self._lambda = None
+
+    def _here(self) -> BoolArray:
+        """Who has not left, by id."""
+        return self._roster.present(np.arange(self._roster.ids))
 
     def _state(self) -> dict[str, Any]:
         return {"optimal": self._dense.masses, "revealed_for": self._revealed_for}
@@ -70,4 +78,5 @@ class OptimalSampler(BaseSampler):
     def _restore(self, state: Mapping[str, Any]) -> None:
         optimal = array(state, "optimal", np.float64, (self._roster.ids,))
         self._revealed_for = int(scalar(state, "revealed_for"))
+        self._lambda = None
         self._dense.set(optimal)

@@ -102,10 +102,11 @@ class Start:
 
     def common(self) -> dict[str, Any]:
         """The arguments that every sampler takes."""
+        weights = self.problem.client_weights
         return {
             "num_clients": self.problem.num_clients,
             "cohort_size": self.settings.cohort_size,
-            "client_weights": self.problem.client_weights,
+            "client_weights": None if np.all(weights == weights[0]) else weights,  # alike: no look-ups
             "design": self.settings.design,
             "seed": self.settings.seed,
             "guard": None,  # the paper to the letter
