@@ -30,7 +30,7 @@ class OneLineErrors(TyperGroup):
         try:
             return super().invoke(ctx)
         except SortitionError as error:
-            return _fail(str(error), 2)
+            return _fail("; ".join([str(error), *getattr(error, "__notes__", ())]), 2)
         except KeyboardInterrupt:
             return _fail("interrupted", 130)
 

@@ -34,5 +34,9 @@ class LedgerError(SortitionError, RuntimeError):
     """A record of a run that can't be read, can't be written, or is not what it should be."""
 
 
+class WorkerError(SortitionError, RuntimeError):
+    """A process that worked for us and was killed."""
+
+
 class DataError(SortitionError):
     """Data files, or results of an earlier run, that are missing, damaged or of another kind."""

@@ -8,8 +8,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
+
+from sortition.core.errors import WorkerError
 
 Tick: TypeAlias = Callable[[], None]
 Progress: TypeAlias = Callable[[int], None]
@@ -20,6 +23,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _count: Any = None  # in a worker: how many ticks all workers have made
 _stop: Any = None  # in a worker: nonzero once the parent wants no more
+_under_way: Any = None  # in a worker: for each task, nonzero while somebody is at it
 
 
 class StoppedError(Exception):
@@ -27,34 +31,49 @@ class StoppedError(Exception):
 
 
 def run_tasks(
-    tasks: Sequence[Callable[[Tick], Result]], jobs: int, progress: Progress | None = None
+    tasks: Sequence[Callable[[Tick], Result]],
+    jobs: int,
+    progress: Progress | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[Result]:
     """Call every task, ``jobs`` at a time, and return the results in the order of the tasks.
 
     Each task gets a ``tick`` to call as it advances; ``progress`` is called here, in this process, with
     the number of ticks of all tasks so far. With ``jobs=1`` no process is started. Otherwise tasks and
     results are pickled, and the workers are fresh interpreters ("spawn"). On an exception, Ctrl-C
-    included, the tasks that still run stop at their next tick.
+    included, the tasks that still run stop at their next tick; if this process is killed, the workers end.
+
+    ``names`` say which task it was: in a note to what a task raises, and in the WorkerError that is raised
+    when a worker is killed.
 
     >>> run_tasks([lambda tick: 1, lambda tick: 2], jobs=1)
     [1, 2]
     """
     report = progress or (lambda ticks: None)
+    names = names or [f"task {index}" for index in range(len(tasks))]
     if jobs == 1:
-        return _run_here(tasks, report)
+        return _run_here(tasks, report, names)
     context = multiprocessing.get_context("spawn")
     count, stop = context.Value("q", 0), context.RawValue("b", 0)
-    workers = min(jobs, len(tasks))
-    with ProcessPoolExecutor(workers, context, initializer=_attach, initargs=(count, stop)) as pool:
+    under_way = context.RawArray("b", len(tasks))
+    shared = (count, stop, under_way)
+    with ProcessPoolExecutor(min(jobs, len(tasks)), context, _attach, shared) as pool:
         try:
             with _spawning():
-                futures = [pool.submit(_call, task) for task in tasks]
+                futures = [pool.submit(_call, index, task) for index, task in enumerate(tasks)]
             pending: set[Future[Result]] = set(futures)
             while pending:
                 finished, pending = wait(pending, POLL_SECONDS, return_when=FIRST_EXCEPTION)
                 report(count.value)
                 for future in finished:
-                    future.result()
+                    with _naming(names[futures.index(future)]):
+                        future.result()
+        except BrokenProcessPool:
+            lost = [name for name, busy in zip(names, under_way, strict=True) if busy]
+            raise WorkerError(
+                "every worker must live until its work is done, but one was killed (out of memory?) with "
+                f"these under way: {', '.join(lost) or 'none'}"
+            ) from None
         except BaseException:
             stop.value = 1
             pool.shutdown(cancel_futures=True)
@@ -62,7 +81,9 @@ def run_tasks(
     return [future.result() for future in futures]
 
 
-def _run_here(tasks: Sequence[Callable[[Tick], Result]], report: Progress) -> list[Result]:
+def _run_here(
+    tasks: Sequence[Callable[[Tick], Result]], report: Progress, names: Sequence[str]
+) -> list[Result]:
     ticks = 0
 
     def tick() -> None:
@@ -70,16 +91,43 @@ def _run_here(tasks: Sequence[Callable[[Tick], Result]], report: Progress) -> li
         ticks += 1
         report(ticks)
 
-    return [task(tick) for task in tasks]
+    results = []
+    for task, name in zip(tasks, names, strict=True):
+        with _naming(name):
+            results.append(task(tick))
+    return results
 
 
-def _attach(count: Any, stop: Any) -> None:
-    global _count, _stop
-    _count, _stop = count, stop
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Note on an error which task it came from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {name}")
+        raise
 
 
-def _call(task: Callable[[Tick], Result]) -> Result:
-    return task(_tick)
+def _attach(count: Any, stop: Any, under_way: Any) -> None:
+    """What a worker does first."""
+    global _count, _stop, _under_way
+    _count, _stop, _under_way = count, stop, under_way
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A pool's worker does not notice that its parent was killed: it would work on, or wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _call(index: int, task: Callable[[Tick], Result]) -> Result:
+    _under_way[index] = 1
+    result = task(_tick)
+    _under_way[index] = 0
+    return result
 
 
 def _tick() -> None:

@@ -32,7 +32,7 @@ def take_rows(uniforms: FloatArray, size: int, distinct: bool, rows: IntArray) -
             rows[b] = np.int64(uniforms[b] * size)
             continue
         last = size - width + b
-        row = np.int64(uniforms[b] * (last + 1))
+        row = int(uniforms[b] * (last + 1))
         for earlier in range(b):
             if rows[earlier] == row:
                 row = last

@@ -91,4 +91,4 @@ def execute(plan: Plan, jobs: int, progress: Progress | None = None) -> tuple[Re
 def _run(plan: Plan, missing: Sequence[RunSettings], jobs: int, progress: Progress) -> None:
     tasks = [partial(run_and_keep, settings, plan.store.directory, plan.data) for settings in missing]
     if tasks:
-        run_tasks(tasks, jobs, progress)
+        run_tasks(tasks, jobs, progress, [settings.name() for settings in missing])

@@ -41,6 +41,16 @@ class RunSettings:
         """As a dictionary that JSON can hold."""
         return asdict(self)
 
+    def name(self) -> str:
+        """In words: enough to find the run by.
+
+        >>> RunSettings("text", "heterogeneous", "uniform", 10, 5, 0.1, seed=0, spread=1.0).name()
+        'uniform on heterogeneous 1 (text, sgd, step 0.1, seed 0)'
+        """
+        problem = f"{self.problem} {self.spread:g}" if self.problem in SYNTHETIC else self.problem
+        how = f"{self.variant}, {self.algorithm}, step {self.step_size:g}, seed {self.seed}"
+        return f"{self.sampler} on {problem} ({how})"
+
     def key(self) -> str:
         """A name for the results of these settings.
 
