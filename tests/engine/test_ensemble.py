@@ -241,7 +241,7 @@ def test_nodes_are_always_those_of_their_children() -> None:
         logs = log_feedback_of(len(clients), rng, spikes=True)
         engine.advance(clients, weights, logs, 50, np.arange(-24.0, -20.0), -9.0)
         grown = np.zeros_like(engine._nodes)
-        forest.rebuild(engine.ratios, engine._masses, grown, engine._starts)
+        forest.rebuild((engine.ratios, engine._masses, grown, engine._starts))
         assert np.array_equal(grown, engine._nodes)
 
 

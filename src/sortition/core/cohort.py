@@ -47,7 +47,7 @@ class Cohort:
     def __post_init__(self) -> None:
         for name, dtype in ARRAYS:
             array = getattr(self, name)
-            if type(array) is np.ndarray and array.dtype is dtype and not array.flags.writeable:
+            if type(array) is np.ndarray and array.dtype == dtype and not array.flags.writeable:
                 continue  # as a sampler makes them
             array = np.ascontiguousarray(array, dtype=dtype)
             if array.flags.writeable:
@@ -105,5 +105,5 @@ class Cohort:
         """What the sampler called ``identity`` writes on the ticket: it covers all that the cohort says."""
         check = zlib.crc32(b"%d %d %d" % (identity, self.round_index, self.cohort_size))
         for array in (self.clients, self.counts, self.probabilities, self.weights):
-            check = zlib.crc32(array, check)
+            check = zlib.crc32(array.data, check)
         return check

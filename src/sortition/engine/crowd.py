@@ -38,6 +38,16 @@ class Crowd:
         self._plant(np.zeros((0, experts)))
 
     @property
+    def trees(self) -> forest.Trees:
+        """The clients met, as kernels take them."""
+        return self.ratios, self._masses, self._nodes, self._starts
+
+    @property
+    def experts(self) -> mixture.Experts:
+        """The experts, as kernels take them."""
+        return self.log_weights, self.scales, self.bases
+
+    @property
     def weights(self) -> FloatArray:
         """theta_e, the experts' weights in the mixture."""
         return np.asarray(np.exp(self.log_weights))
@@ -49,17 +59,11 @@ class Crowd:
         drawn: tuple[IntArray, FloatArray] = mixture.draw(
             uniforms,
             self.roster.total,
-            self._table.keys,
-            self._table.slots,
+            self.roster.of_all,
+            self._table.places,
             self._ids,
-            self._masses,
-            self.ratios,
-            self._nodes,
-            self._starts,
-            self.log_weights,
-            self.scales,
-            self.bases,
-            *self.roster.arguments(),
+            self.trees,
+            self.experts,
         )
         return drawn
 
@@ -70,12 +74,9 @@ class Crowd:
                 clients,
                 self.roster.masses(clients),
                 self.roster.total,
-                self._table.keys,
-                self._table.slots,
+                self._table.places,
                 self.ratios,
-                self.log_weights,
-                self.scales,
-                self.bases,
+                self.experts,
             )
         )
 
@@ -92,7 +93,7 @@ class Crowd:
         found = [self.roster.heavy(threshold * self.roster.total / self.bases.max())]
         for e in np.flatnonzero(self.scales > 0.0).tolist():  # where it is 0, nobody is raised
             mass = threshold * self.roster.total / self.scales[e]
-            slots = forest.at_least(self.ratios, self._masses, self._nodes, self._starts, e, mass)
+            slots = forest.at_least(self.trees, e, mass)
             found.append(self._ids[slots])
         return np.unique(np.concatenate(found))
 
@@ -158,25 +159,22 @@ class Crowd:
 
     def meet(self, clients: IntArray) -> IntArray:
         """The slots of ``clients``; those not met before get new ones."""
-        self._reserve(len(clients))
+        self.reserve(len(clients))
         met: IntArray
         met, self.count = mixture.meet(
             clients,
-            self.roster.block,
-            self.roster.own.values,
             self.count,
-            self._table.keys,
-            self._table.slots,
+            self.roster.of_all,
+            self._table.places,
             self._ids,
             self._masses,
         )
-        self._table.count = self.count
         return met
 
     def put(self, slots: IntArray, ratios: FloatArray) -> None:
         """Change the ratios of ``slots``, one row a slot."""
         self.ratios[slots] = ratios
-        forest.refresh(self.ratios, self._masses, self._nodes, self._starts, slots)
+        forest.refresh(self.trees, slots)
 
     def state(self) -> dict[str, Any]:
         """The clients met, in the order of their slots, their ratios, and the experts."""
@@ -208,8 +206,9 @@ class Crowd:
         self.log_weights, self.scales, self.bases = log_weights, scales, bases
         self._plant(ratios)
 
-    def _reserve(self, more: int) -> None:
+    def reserve(self, more: int) -> None:
         """Make room for ``more`` clients to be met; the room doubles."""
+        self._table.count = self.count
         self._table.reserve(more)
         room = len(self._ids)
         if self.count + more <= room:
@@ -224,4 +223,4 @@ class Crowd:
         self.ratios = ratios
         self._starts = level_starts(max(len(self._ids), 1))
         self._nodes = np.zeros((self._starts[-1], forest.STATISTICS, ratios.shape[1]))
-        forest.rebuild(self.ratios, self._masses, self._nodes, self._starts)
+        forest.rebuild(self.trees)

@@ -39,8 +39,9 @@ class Ensemble(Crowd):
         log_meta_rate: float,
     ) -> None:
         """One round of every expert and of their weights (Algorithm 5, lines 7 to 11)."""
-        osmd.advance(
-            self.meet(clients),
+        self.reserve(len(clients))
+        self.count = osmd.advance(
+            clients,
             cohort_weights,
             log_feedback,
             cohort_size,
@@ -48,13 +49,12 @@ class Ensemble(Crowd):
             log_meta_rate,
             self.floor,
             self.roster.total,
-            self._masses,
-            self.ratios,
-            self._nodes,
-            self._starts,
-            self.log_weights,
-            self.scales,
-            self.bases,
+            self.roster.of_all,
+            self._table.places,
+            self._ids,
+            self.count,
+            self.trees,
+            self.experts,
         )
 
     def restart(self, experts: int, *, at_mixture: bool) -> None:

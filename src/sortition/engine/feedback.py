@@ -6,16 +6,14 @@ import numpy as np
 from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.roster import Roster
+from sortition.engine.roster import Masses, Roster, mass_of
 
 
 @njit(cache=True)
-def _log_feedback(
-    clients: IntArray, norms: FloatArray, total: float, block: int, own: FloatArray
-) -> FloatArray:
+def _log_feedback(clients: IntArray, norms: FloatArray, total: float, weights: Masses) -> FloatArray:
     logs = np.empty(clients.size)
     for i in range(clients.size):
-        mass = 1.0 if clients[i] < block else own[clients[i] - block]
+        mass = mass_of(weights, clients[i])
         known = mass > 0.0 and norms[i] > 0.0
         logs[i] = 2.0 * (np.log(mass / total) + np.log(norms[i])) if known else -np.inf
     return logs
@@ -27,5 +25,5 @@ def log_feedback(weights: Roster, clients: IntArray, norms: FloatArray) -> Float
     >>> log_feedback(Roster(2, None), np.array([0, 1]), np.array([0.0, 2.0]))
     array([-inf,   0.])
     """
-    logs: FloatArray = _log_feedback(clients, norms, weights.total, weights.block, weights.own.values)
+    logs: FloatArray = _log_feedback(clients, norms, weights.total, weights.of_all)
     return logs

@@ -14,21 +14,25 @@ recomputed from their children.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.tree import FAN
 
+Trees: TypeAlias = tuple[FloatArray, FloatArray, FloatArray, IntArray]
+"""Of every slot the ratios, one for each expert, and the mass; the nodes; where a level of them begins."""
+
 SUM, MASS, LEAST, MOST = 0, 1, 2, 3
 STATISTICS = 4
 
 
 @njit(cache=True)
-def recompute(
-    ratios: FloatArray, masses: FloatArray, nodes: FloatArray, starts: IntArray, level: int, position: int
-) -> None:
+def recompute(trees: Trees, level: int, position: int) -> None:
     """Recompute one node from its children."""
+    ratios, masses, nodes, starts = trees
     node = nodes[starts[level] + position]
     experts = ratios.shape[1]
     node[SUM, :] = 0.0
@@ -56,18 +60,18 @@ def recompute(
 
 
 @njit(cache=True)
-def rebuild(ratios: FloatArray, masses: FloatArray, nodes: FloatArray, starts: IntArray) -> None:
+def rebuild(trees: Trees) -> None:
     """Recompute every node, the lowest level first: one pass over all slots."""
+    starts = trees[3]
     for level in range(starts.size - 1):
         for position in range(starts[level + 1] - starts[level]):
-            recompute(ratios, masses, nodes, starts, level, position)
+            recompute(trees, level, position)
 
 
 @njit(cache=True)
-def refresh(
-    ratios: FloatArray, masses: FloatArray, nodes: FloatArray, starts: IntArray, slots: IntArray
-) -> None:
+def refresh(trees: Trees, slots: IntArray) -> None:
     """Recompute the nodes above ``slots``, each once where neighbours share it."""
+    starts = trees[3]
     positions = np.sort(slots)
     count = positions.size
     for level in range(starts.size - 1):
@@ -77,20 +81,13 @@ def refresh(
             if kept == 0 or positions[kept - 1] != position:
                 positions[kept] = position
                 kept += 1
-                recompute(ratios, masses, nodes, starts, level, position)
+                recompute(trees, level, position)
         count = kept
 
 
 @njit(cache=True)
 def sweep(
-    ratios: FloatArray,
-    masses: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    limits: FloatArray,
-    factors: FloatArray,
-    thresholds: FloatArray,
-    remember: bool,
+    trees: Trees, limits: FloatArray, factors: FloatArray, thresholds: FloatArray, remember: bool
 ) -> None:
     """Multiply ratios by their expert's factor, and let who is then below its threshold fall to the base.
 
@@ -98,6 +95,7 @@ def sweep(
     is remembered above it; so a sweep costs what it changes, and never more than one pass over all slots.
     With ``remember`` those who fall are kept in mind, and those remembered above the threshold rise.
     """
+    ratios, masses, nodes, starts = trees
     experts = limits.size
     top = starts.size - 2
     entered = [0]  # positions of the nodes entered, level by level from the root
@@ -126,25 +124,17 @@ def sweep(
     for level in range(top + 1):
         begin = 0 if level == top else ends[level + 1]
         for i in range(begin, ends[level]):
-            recompute(ratios, masses, nodes, starts, level, entered[i])
+            recompute(trees, level, entered[i])
 
 
 @njit(cache=True)
-def find(
-    ratios: FloatArray,
-    masses: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    expert: int,
-    scale: float,
-    base: float,
-    fraction: float,
-) -> int:
+def find(trees: Trees, expert: int, scale: float, base: float, fraction: float) -> int:
     r"""The slot at ``fraction`` of [0, 1) of what the raised clients have beyond the base, or -1 for none.
 
     A node weighs :math:`s \sum w y - r_0 \sum w`.
     """
-    root = nodes[starts[-1] - 1]
+    ratios, masses, nodes, starts = trees
+    root = nodes[-1]
     point = fraction * (scale * root[SUM, expert] - base * root[MASS, expert])
     position = 0
     for level in range(starts.size - 3, -2, -1):
@@ -169,15 +159,9 @@ def find(
 
 
 @njit(cache=True)
-def at_least(
-    ratios: FloatArray,
-    masses: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    expert: int,
-    threshold: float,
-) -> IntArray:
+def at_least(trees: Trees, expert: int, threshold: float) -> IntArray:
     """The slots with ``mass * y`` of at least ``threshold`` > 0: nodes that weigh less are not entered."""
+    ratios, masses, nodes, starts = trees
     found = [0]
     for level in range(starts.size - 3, -2, -1):
         below = [0 for _ in range(0)]

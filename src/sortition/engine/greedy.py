@@ -20,25 +20,19 @@ SLACK = 1.0 - 1e-12
 
 
 @njit(cache=True)
-def _settle(
-    ratios: FloatArray,
-    masses: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    floor: float,
-    total_mass: float,
-) -> float:
+def _settle(trees: forest.Trees, floor: float, total_mass: float) -> float:
     r"""The factor c with :math:`\sum_m w_m \max(\epsilon, c\,y_m) = W`, everybody on their side of the floor.
 
     The sum is convex and increasing in c, and each turn is a step of Newton's method on it: from the second
     turn on, c only falls, and those above the floor only cross downwards. 0 where nobody has any feedback,
     or where the floor leaves nothing to be shared out: all are below then.
     """
-    root = nodes[starts[-1] - 1]
+    _, _, nodes, _ = trees
+    root = nodes[-1]
     ones, limits = np.ones(1), np.empty(1)
     if floor >= 1.0:
         limits[0] = np.inf
-        forest.sweep(ratios, masses, nodes, starts, limits, ones, limits, True)
+        forest.sweep(trees, limits, ones, limits, True)
         return 0.0
     turn = 0
     while True:
@@ -53,7 +47,7 @@ def _settle(
         else:
             return 0.0
         limits[0] = threshold
-        forest.sweep(ratios, masses, nodes, starts, limits, ones, limits, True)
+        forest.sweep(trees, limits, ones, limits, True)
         turn += 1
 
 
@@ -92,7 +86,7 @@ class Greedy(ShiftedCrowd):
 
     def normalise(self) -> None:
         """Let everybody cross to their side of the floor, and make them sum to one."""
-        factor = _settle(self.ratios, self._masses, self._nodes, self._starts, self.floor, self.roster.total)
+        factor = _settle(self.trees, self.floor, self.roster.total)
         self.scales[0] = factor
         self.bases[0] = self.floor if factor > 0.0 else 1.0
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
-from sortition.engine.roster import draw_prior
-from sortition.engine.table import EMPTY, put, slot_of
+from sortition.engine.forest import Trees
+from sortition.engine.roster import Masses, draw_prior, mass_of
+from sortition.engine.table import EMPTY, Places, put, slot_of
+
+Experts: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
+"""Of every expert the logarithm of its weight, its scale, and the ratio of its base."""
 
 MOST_TRIES = 10**6
 """A draw from the base is given up after so many tries: the base then has hardly a millionth of the prior."""
@@ -31,18 +37,16 @@ def look_up(
     clients: IntArray,
     client_masses: FloatArray,
     total_mass: float,
-    keys: IntArray,
-    slots: IntArray,
+    table: Places,
     ratios: FloatArray,
-    log_weights: FloatArray,
-    scales: FloatArray,
-    bases: FloatArray,
+    experts: Experts,
 ) -> FloatArray:
     """The mixed probabilities of ``clients``."""
+    log_weights, scales, bases = experts
     weights = np.exp(log_weights)
     result = np.empty(clients.size)
     for i in range(clients.size):
-        slot = slot_of(keys, slots, clients[i])
+        slot = slot_of(table, clients[i])
         result[i] = client_masses[i] / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
     return result
 
@@ -60,23 +64,11 @@ def _another(uniform: float) -> float:
 def draw(
     uniforms: FloatArray,
     total_mass: float,
-    keys: IntArray,
-    slots: IntArray,
+    prior: Masses,
+    table: Places,
     ids: IntArray,
-    masses: FloatArray,
-    ratios: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    log_weights: FloatArray,
-    scales: FloatArray,
-    bases: FloatArray,
-    seats: int,
-    moved_keys: IntArray,
-    moved_slots: IntArray,
-    block: int,
-    own_values: FloatArray,
-    own_nodes: FloatArray,
-    own_starts: IntArray,
+    trees: Trees,
+    experts: Experts,
 ) -> tuple[IntArray, FloatArray]:
     r"""Independent draws from the mixture, two uniforms each, and their probabilities.
 
@@ -85,6 +77,8 @@ def draw(
     :math:`\theta_e (1 - b_e)`, and a client by what it has beyond :math:`b_e`: in the expert's tree, or, for
     the base, from the prior until it is one of the base.
     """
+    ratios, masses, nodes, _ = trees
+    log_weights, scales, bases = experts
     weights = np.exp(log_weights)
     root = nodes[-1]
     least = np.minimum(bases, scales * root[forest.LEAST])
@@ -101,29 +95,18 @@ def draw(
                 expert += 1
             of_base = point < in_base[expert]
             if not of_base:
-                slot = forest.find(
-                    ratios, masses, nodes, starts, expert, scales[expert], least[expert], uniforms[i, 1]
-                )
+                slot = forest.find(trees, expert, scales[expert], least[expert], uniforms[i, 1])
         if slot >= 0:
             client, mass = ids[slot], masses[slot]
         else:
             uniform = uniforms[i, 1]
             for _ in range(MOST_TRIES):
-                client = draw_prior(
-                    uniform * total_mass,
-                    seats,
-                    moved_keys,
-                    moved_slots,
-                    block,
-                    own_values,
-                    own_nodes,
-                    own_starts,
-                )
-                slot = slot_of(keys, slots, client)
+                client = draw_prior(prior, uniform * total_mass)
+                slot = slot_of(table, client)
                 if not of_base or slot == EMPTY or ratios[slot, expert] <= 0.0:
                     break
                 uniform = _another(uniform)
-            mass = 1.0 if client < block else own_values[client - block]
+            mass = mass_of(prior, client)
         draws[i] = client
         probabilities[i] = mass / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
     return draws, probabilities
@@ -132,23 +115,21 @@ def draw(
 @njit(cache=True)
 def meet(
     clients: IntArray,
-    block: int,
-    own_values: FloatArray,
     count: int,
-    keys: IntArray,
-    slots: IntArray,
+    prior: Masses,
+    table: Places,
     ids: IntArray,
     masses: FloatArray,
 ) -> tuple[IntArray, int]:
     """The slots of ``clients``, those not met before getting the next free ones, and how many are met now."""
     found = np.empty(clients.size, dtype=np.int64)
     for i in range(clients.size):
-        slot = slot_of(keys, slots, clients[i])
+        slot = slot_of(table, clients[i])
         if slot == EMPTY:
             slot = count
             count += 1
-            put(keys, slots, clients[i], slot)
+            put(table, clients[i], slot)
             ids[slot] = clients[i]
-            masses[slot] = 1.0 if clients[i] < block else own_values[clients[i] - block]
+            masses[slot] = mass_of(prior, clients[i])
         found[i] = slot
     return found, count

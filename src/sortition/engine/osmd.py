@@ -12,6 +12,10 @@ from numba import njit
 from sortition.core.simplex import LARGEST_STEP
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
+from sortition.engine.forest import Trees
+from sortition.engine.mixture import Experts, meet
+from sortition.engine.roster import Masses
+from sortition.engine.table import Places
 
 LOG_LARGEST_STEP = np.log(LARGEST_STEP)
 LARGEST_PLAIN_STEP = 200.0
@@ -21,7 +25,7 @@ SMALLEST_SCALE = 1e-100
 
 @njit(cache=True)
 def advance(
-    met: IntArray,
+    clients: IntArray,
     cohort_weights: FloatArray,
     log_feedback: FloatArray,
     cohort_size: int,
@@ -29,23 +33,25 @@ def advance(
     log_meta_rate: float,
     floor: float,
     total_mass: float,
-    masses: FloatArray,
-    ratios: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    log_weights: FloatArray,
-    scales: FloatArray,
-    bases: FloatArray,
-) -> None:
-    """One round of every expert and of their weights (Algorithm 5, lines 7 to 11)."""
-    size, experts = met.size, log_rates.size
-    steps = np.empty((size, experts))
-    losses = np.empty((size, experts))  # logarithms of the terms of the estimated losses
-    log_probabilities = np.empty((size, experts))
+    prior: Masses,
+    table: Places,
+    ids: IntArray,
+    count: int,
+    trees: Trees,
+    experts: Experts,
+) -> int:
+    """One round of every expert and of their weights (Algorithm 5, lines 7 to 11); how many are met now."""
+    met, count = meet(clients, count, prior, table, ids, trees[1])
+    ratios, masses, _, _ = trees
+    log_weights, scales, bases = experts
+    size = met.size
+    steps = np.empty((size, scales.size))
+    losses = np.empty((size, scales.size))  # logarithms of the terms of the estimated losses
+    log_probabilities = np.empty((size, scales.size))
     for i in range(size):
         log_share = np.log(cohort_weights[i]) + log_feedback[i] - np.log(cohort_size)
         log_prior = np.log(masses[met[i]] / total_mass)
-        for e in range(experts):
+        for e in range(scales.size):
             y = ratios[met[i], e]
             log_probabilities[i, e] = log_prior + np.log(scales[e] * y if y > 0.0 else bases[e])
             if log_share == -np.inf:  # no feedback, no step; its probability may be 0
@@ -55,8 +61,9 @@ def advance(
             log_step = log_rates[e] + log_share - 2.0 * log_probabilities[i, e]
             steps[i, e] = np.exp(min(log_step, LOG_LARGEST_STEP))
     _reweigh(log_weights, log_meta_rate, losses)
-    _raise(met, steps, log_probabilities, floor, total_mass, masses, ratios, nodes, starts, scales, bases)
-    _project(floor, total_mass, masses, ratios, nodes, starts, scales, bases)
+    _raise(met, steps, log_probabilities, floor, total_mass, trees, experts)
+    _project(floor, total_mass, trees, experts)
+    return count
 
 
 @njit(cache=True)
@@ -86,31 +93,28 @@ def _raise(
     log_probabilities: FloatArray,
     floor: float,
     total_mass: float,
-    masses: FloatArray,
-    ratios: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    scales: FloatArray,
-    bases: FloatArray,
+    trees: Trees,
+    experts: Experts,
 ) -> None:
     """The entropic step: multiply the ratios of those drawn by exp(step)."""
-    experts = scales.size
-    shifts = np.zeros(experts)
+    ratios, masses, _, _ = trees
+    _, scales, _ = experts
+    shifts = np.zeros(scales.size)
     rebased = False
-    for e in range(experts):
+    for e in range(scales.size):
         if steps[:, e].max() > LARGEST_PLAIN_STEP:
             shifts[e] = max((log_probabilities[:, e] + steps[:, e]).max(), 0.0)
             rebased = True
         elif scales[e] < SMALLEST_SCALE:
             rebased = True
     if rebased:
-        _rebase(steps, log_probabilities, shifts, floor, masses, ratios, nodes, starts, scales, bases)
+        _rebase(steps, log_probabilities, shifts, floor, trees, experts)
     for i in range(met.size):
-        for e in range(experts):
+        for e in range(scales.size):
             if steps[i, e] > 0.0:
                 raised = np.exp(log_probabilities[i, e] + steps[i, e] - shifts[e])
                 ratios[met[i], e] = raised * total_mass / (masses[met[i]] * scales[e])
-    forest.refresh(ratios, masses, nodes, starts, met)
+    forest.refresh(trees, met)
 
 
 @njit(cache=True)
@@ -119,23 +123,19 @@ def _rebase(
     log_probabilities: FloatArray,
     shifts: FloatArray,
     floor: float,
-    masses: FloatArray,
-    ratios: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    scales: FloatArray,
-    bases: FloatArray,
+    trees: Trees,
+    experts: Experts,
 ) -> None:
     """Fold the scale, and exp(-shift), into the ratios of the experts that need it.
 
     After a huge step nearly everybody is bound for the floor. What those drawn have alone bounds the factor
     of the projection from above, so whoever stays below the floor under that bound falls here already.
     """
-    experts = scales.size
-    factors = np.ones(experts)
-    thresholds = np.zeros(experts)
-    limits = np.zeros(experts)
-    for e in range(experts):
+    _, scales, bases = experts
+    factors = np.ones(scales.size)
+    thresholds = np.zeros(scales.size)
+    limits = np.zeros(scales.size)
+    for e in range(scales.size):
         if shifts[e] > 0.0:
             drawn = np.sum(np.exp(log_probabilities[:, e] + steps[:, e] - shifts[e]))
             thresholds[e] = 0.5 * floor * drawn
@@ -144,34 +144,26 @@ def _rebase(
             limits[e] = np.inf
             bases[e] *= np.exp(-shifts[e])
             scales[e] = 1.0
-    forest.sweep(ratios, masses, nodes, starts, limits, factors, thresholds, False)
+    forest.sweep(trees, limits, factors, thresholds, False)
 
 
 @njit(cache=True)
-def _project(
-    floor: float,
-    total_mass: float,
-    masses: FloatArray,
-    ratios: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    scales: FloatArray,
-    bases: FloatArray,
-) -> None:
+def _project(floor: float, total_mass: float, trees: Trees, experts: Experts) -> None:
     r"""Scale every expert's ratios so that they sum to one above the floor (Algorithm 2).
 
     With the base at :math:`r_0` the factor is :math:`c = W / (s \sum w y + r_0 W_0)`; where that takes the
     base below the floor, it is :math:`c = (W - \alpha W_0) / (s \sum w y)`. Whoever stands below the floor
     then joins the base, and the factor is computed anew.
     """
-    experts = scales.size
-    root = nodes[starts[-1] - 1]
-    thresholds = np.zeros(experts)
-    factors = np.ones(experts)
-    ones = np.ones(experts)
+    _, _, nodes, _ = trees
+    _, scales, bases = experts
+    root = nodes[-1]
+    thresholds = np.zeros(scales.size)
+    factors = np.ones(scales.size)
+    ones = np.ones(scales.size)
     while True:
         falling = False
-        for e in range(experts):
+        for e in range(scales.size):
             thresholds[e] = 0.0
             above = scales[e] * root[forest.SUM, e]
             if above == 0.0:  # nobody is raised
@@ -188,7 +180,7 @@ def _project(
                 falling = True
         if not falling:
             break
-        forest.sweep(ratios, masses, nodes, starts, thresholds, ones, thresholds, False)
-    for e in range(experts):
+        forest.sweep(trees, thresholds, ones, thresholds, False)
+    for e in range(scales.size):
         scales[e] *= factors[e]
         bases[e] = max(bases[e] * factors[e], floor)

@@ -6,36 +6,16 @@ import numpy as np
 from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.roster import Roster, draw_prior
+from sortition.engine.roster import Masses, Roster, draw_prior, mass_of
 
 
 @njit(cache=True)
-def _draw(
-    uniforms: FloatArray,
-    total_mass: float,
-    seats: int,
-    moved_keys: IntArray,
-    moved_slots: IntArray,
-    block: int,
-    own_values: FloatArray,
-    own_nodes: FloatArray,
-    own_starts: IntArray,
-) -> tuple[IntArray, FloatArray]:
+def _draw(uniforms: FloatArray, total_mass: float, prior: Masses) -> tuple[IntArray, FloatArray]:
     draws = np.empty(uniforms.shape[0], dtype=np.int64)
     probabilities = np.empty(uniforms.shape[0])
     for i in range(uniforms.shape[0]):
-        client = draw_prior(
-            uniforms[i, 1] * total_mass,
-            seats,
-            moved_keys,
-            moved_slots,
-            block,
-            own_values,
-            own_nodes,
-            own_starts,
-        )
-        draws[i] = client
-        probabilities[i] = (1.0 if client < block else own_values[client - block]) / total_mass
+        draws[i] = draw_prior(prior, uniforms[i, 1] * total_mass)
+        probabilities[i] = mass_of(prior, draws[i]) / total_mass
     return draws, probabilities
 
 
@@ -51,7 +31,7 @@ class Prior:
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
         """Independent draws, one for each row of two uniforms, and their probabilities."""
-        drawn: tuple[IntArray, FloatArray] = _draw(uniforms, self.roster.total, *self.roster.arguments())
+        drawn: tuple[IntArray, FloatArray] = _draw(uniforms, self.roster.total, self.roster.of_all)
         return drawn
 
     def look_up(self, clients: IntArray) -> FloatArray:

@@ -8,7 +8,7 @@ own. Who leaves the block is struck out by letting the block's last member take 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -17,52 +17,52 @@ from sortition.core.errors import StateError
 from sortition.core.state import array
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine import tree
-from sortition.engine.table import EMPTY, Table, put, slot_of
+from sortition.engine.table import EMPTY, Places, Table, put, slot_of
 from sortition.engine.tree import SumTree
+
+Masses: TypeAlias = tuple[int, int, IntArray, IntArray, FloatArray, FloatArray, IntArray]
+"""The block's size at the start and now; who sits on another's seat; the tree of those with own masses."""
 
 
 @njit(cache=True)
-def draw_prior(
-    point: float,
-    seats: int,
-    moved_keys: IntArray,
-    moved_slots: IntArray,
-    block: int,
-    values: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-) -> int:
+def draw_prior(masses: Masses, point: float) -> int:
     """The client in which ``point`` of [0, W) falls: the block's seats first, then those with own masses."""
+    block, seats, moved_keys, moved_slots, values, nodes, starts = masses
     if point < seats:
         seat = int(point)
-        client = slot_of(moved_keys, moved_slots, seat)
+        client = slot_of((moved_keys, moved_slots), seat)
         return seat if client == EMPTY else client
     slot = tree.find(values, nodes, starts, point - seats)
     return block + slot if slot >= 0 else -1
 
 
 @njit(cache=True)
+def mass_of(masses: Masses, client: int) -> float:
+    """The mass of a client who is there: one in the block, its own beyond."""
+    block, values = masses[0], masses[4]
+    return 1.0 if client < block else values[client - block]
+
+
+@njit(cache=True)
 def _leave(
     clients: IntArray,
     seats: int,
-    moved_keys: IntArray,
-    moved_slots: IntArray,
+    moved: Places,
     moved_count: int,
-    seat_keys: IntArray,
-    seat_slots: IntArray,
+    seat_of: Places,
     seat_count: int,
 ) -> tuple[int, int, int]:
     """Let the last one take the seat of each who leaves; both tables must have room."""
     for client in clients:
-        seat = slot_of(seat_keys, seat_slots, client)
+        seat = slot_of(seat_of, client)
         seat = client if seat == EMPTY else seat
         last = seats - 1
-        replacement = slot_of(moved_keys, moved_slots, last)
+        replacement = slot_of(moved, last)
         replacement = last if replacement == EMPTY else replacement
-        moved_count += slot_of(moved_keys, moved_slots, seat) == EMPTY
-        seat_count += slot_of(seat_keys, seat_slots, replacement) == EMPTY
-        put(moved_keys, moved_slots, seat, replacement)
-        put(seat_keys, seat_slots, replacement, seat)
+        moved_count += slot_of(moved, seat) == EMPTY
+        seat_count += slot_of(seat_of, replacement) == EMPTY
+        put(moved, seat, replacement)
+        put(seat_of, replacement, seat)
         seats = last
     return seats, moved_count, seat_count
 
@@ -101,27 +101,21 @@ class Roster:
         """W, the sum of all masses."""
         return self.seats + self.own.total if self.own.size else float(self.seats)
 
-    def arguments(self) -> tuple[int, IntArray, IntArray, int, FloatArray, FloatArray, IntArray]:
-        """What ``draw_prior`` wants after the point."""
-        return (
-            self.seats,
-            self._moved.keys,
-            self._moved.slots,
-            self.block,
-            self.own.values,
-            self.own.nodes,
-            self.own.starts,
-        )
+    @property
+    def of_all(self) -> Masses:
+        """All masses, as kernels take them."""
+        own = self.own
+        return self.block, self.seats, *self._moved.places, own.values, own.nodes, own.starts
 
     def draw(self, point: float) -> int:
         """The client in which ``point`` of [0, W) falls."""
-        return int(draw_prior(point, *self.arguments()))
+        return int(draw_prior(self.of_all, point))
 
     def masses(self, clients: IntArray | None) -> FloatArray:
         """The masses of ``clients``, or of every id; 0 for who left."""
         if clients is None:
             block = np.ones(self.block)
-            gone = self._gone.keys[self._gone.keys != EMPTY]
+            gone = self._gone.keys()
             block[gone[gone < self.block]] = 0.0
             return np.concatenate((block, self.own.values[: self.own.size]))
         result = np.ones(len(clients))
@@ -202,10 +196,8 @@ class Roster:
         self.seats, self._moved.count, self._seat_of.count = _leave(
             clients,
             self.seats,
-            self._moved.keys,
-            self._moved.slots,
+            self._moved.places,
             self._moved.count,
-            self._seat_of.keys,
-            self._seat_of.slots,
+            self._seat_of.places,
             self._seat_of.count,
         )

@@ -5,10 +5,15 @@ Open addressing with linear probing over a power of two of places, at most half 
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numba import njit
 
 from sortition.core.types import IntArray
+
+Places: TypeAlias = tuple[IntArray, IntArray]
+"""The keys and their slots, place by place."""
 
 EMPTY = -1
 
@@ -25,33 +30,39 @@ def place_of(keys: IntArray, key: int) -> int:
 
 
 @njit(cache=True)
-def slot_of(keys: IntArray, slots: IntArray, key: int) -> int:
+def slot_of(places: Places, key: int) -> int:
     """The slot of ``key``, or -1."""
+    keys, slots = places
     place = place_of(keys, key)
     return int(slots[place]) if keys[place] == key else EMPTY
 
 
 @njit(cache=True)
-def slots_of(keys: IntArray, slots: IntArray, wanted: IntArray) -> IntArray:
+def slots_of(places: Places, wanted: IntArray) -> IntArray:
     """The slots of the ``wanted`` keys, -1 for those that are not there."""
     found = np.empty(wanted.size, dtype=np.int64)
     for i in range(wanted.size):
-        found[i] = slot_of(keys, slots, wanted[i])
+        found[i] = slot_of(places, wanted[i])
     return found
 
 
 @njit(cache=True)
-def put(keys: IntArray, slots: IntArray, key: int, slot: int) -> None:
+def put(places: Places, key: int, slot: int) -> None:
     """Let ``key`` stand in ``slot``; there must be an empty place."""
+    keys, slots = places
     place = place_of(keys, key)
     keys[place] = key
     slots[place] = slot
 
 
 @njit(cache=True)
-def _put_all(keys: IntArray, slots: IntArray, new_keys: IntArray, new_slots: IntArray) -> None:
+def _put_all(places: Places, new_keys: IntArray, new_slots: IntArray) -> None:
     for i in range(new_keys.size):
-        put(keys, slots, new_keys[i], new_slots[i])
+        put(places, new_keys[i], new_slots[i])
+
+
+def _empty(number: int) -> Places:
+    return np.full(number, EMPTY, dtype=np.int64), np.zeros(number, dtype=np.int64)
 
 
 class Table:
@@ -65,26 +76,29 @@ class Table:
 
     def __init__(self) -> None:
         self.count = 0
-        self.keys = np.full(16, EMPTY, dtype=np.int64)
-        self.slots = np.zeros(16, dtype=np.int64)
+        self.places = _empty(16)
 
     def reserve(self, more: int) -> None:
         """Make room for ``more`` keys."""
         needed = 2 * (self.count + more)
-        if needed <= len(self.keys):
+        keys, slots = self.places
+        if needed <= len(keys):
             return
-        places = 1 << (needed - 1).bit_length()
-        keys, slots = np.full(places, EMPTY, dtype=np.int64), np.zeros(places, dtype=np.int64)
-        held = self.keys != EMPTY
-        _put_all(keys, slots, self.keys[held], self.slots[held])
-        self.keys, self.slots = keys, slots
+        held = keys != EMPTY
+        self.places = _empty(1 << (needed - 1).bit_length())
+        _put_all(self.places, keys[held], slots[held])
 
     def put_all(self, keys: IntArray, slots: IntArray) -> None:
         """Let each key stand in its slot; a key that is there moves."""
         self.reserve(len(keys))
         self.count += int(np.count_nonzero(self.slots_of(keys) == EMPTY))
-        _put_all(self.keys, self.slots, keys, slots)
+        _put_all(self.places, keys, slots)
+
+    def keys(self) -> IntArray:
+        """All keys there are, in no order."""
+        keys = self.places[0]
+        return np.asarray(keys[keys != EMPTY])
 
     def slots_of(self, keys: IntArray) -> IntArray:
         """The slots of ``keys``, -1 for those that are not there."""
-        return np.asarray(slots_of(self.keys, self.slots, keys))
+        return np.asarray(slots_of(self.places, keys))
