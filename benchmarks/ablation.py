@@ -24,17 +24,16 @@ from sortition.samplers.population import Constants
 OFF = 1e9
 VARIANTS: dict[str, tuple[float, ...]] = {
     "prior_uniform": (0.0, 0.3),
-    "first_share": (0.05, 0.3),
-    "least_share": (0.02, 0.15),
-    "share_pull": (0.0, 0.6),
-    "share_hold": (OFF, 3.0, 0.3),
+    "least_share": (0.05, 0.08, 0.2),
+    "share_pull": (0.0, 0.3, 0.8),
+    "share_hold": (OFF, 1.0, 0.1),
     "loss_memory": (0.5, 0.98),
     "level_rate": (0.0, 0.3),
-    "most_visits": (5.0, 100.0),
     "surprise": (OFF, 1.2),
     "jump": (OFF, 2.0),
     "caution": (OFF, 3.0, 1.0),
-    "noise_bonus": (0.0, 2.0),
+    "largest_ratio": (OFF, 2.0, 10.0),
+    "largest_deviation": (OFF, 3.0),
 }
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sortition.cli.app import app
-from sortition.cli.options import whole_number
+from sortition.cli.options import one_of, whole_number
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.arena import (
     SPLITS,
@@ -32,27 +32,6 @@ HOW_TO_READ = (
 )
 
 
-def known_split(name: str) -> str:
-    """Check the name of a split."""
-    if name not in SPLITS:
-        raise typer.BadParameter(f"expected one of {', '.join(SPLITS)}, got {name!r}.")
-    return name
-
-
-def known_mode(name: str) -> str:
-    """Check the name of a mode."""
-    if name not in MODES:
-        raise typer.BadParameter(f"expected one of {', '.join(MODES)}, got {name!r}.")
-    return name
-
-
-def known_measure(name: str) -> str:
-    """Check the name of a measure."""
-    if name not in MEASURES:
-        raise typer.BadParameter(f"expected one of {', '.join(MEASURES)}, got {name!r}.")
-    return name
-
-
 @app.command("arena")
 def arena_command(
     samplers: Annotated[
@@ -70,10 +49,14 @@ def arena_command(
     seeds: Annotated[
         int, typer.Option(parser=whole_number(1), metavar="N", help="Runs to average over.")
     ] = 2,
+    skip: Annotated[
+        int,
+        typer.Option(parser=whole_number(0), metavar="N", help="Leave out the first N seeds of the split."),
+    ] = 0,
     mode: Annotated[
         str,
         typer.Option(
-            callback=known_mode,
+            callback=one_of(MODES),
             metavar="NAME",
             help="replay: recorded norms. closed: the sampler drives the training. both.",
         ),
@@ -81,7 +64,7 @@ def arena_command(
     split: Annotated[
         str,
         typer.Option(
-            callback=known_split,
+            callback=one_of(SPLITS),
             metavar="NAME",
             help="tune: half of the environments, even seeds. report: the other half, odd seeds. "
             "all: all environments, odd seeds.",
@@ -89,7 +72,7 @@ def arena_command(
     ] = "all",
     measure: Annotated[
         str,
-        typer.Option(callback=known_measure, metavar="NAME", help=f"What to show: {', '.join(MEASURES)}."),
+        typer.Option(callback=one_of(MEASURES), metavar="NAME", help=f"What to show: {', '.join(MEASURES)}."),
     ] = "ratio",
     jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
     out: Annotated[
@@ -115,6 +98,7 @@ def arena_command(
                 chosen,
                 split=cast(Split, split),
                 seeds=seeds,
+                skip=skip,
                 jobs=jobs,
                 progress=progress.advance_to,
             )

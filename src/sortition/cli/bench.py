@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sortition.cli.app import app
-from sortition.cli.options import whole_number, writable_file
+from sortition.cli.options import one_of, whole_number, writable_file
 from sortition.experiments.bench import REGIMES, Measurement, Regime, measure_each
 
 DEFAULT_CLIENTS = "1e3,1e4,1e5,1e6,1e7,1e8,1e9"
@@ -54,13 +54,6 @@ def numbers_of_clients(text: str) -> str:
     return text
 
 
-def known_regime(name: str) -> str:
-    """Check the name of a regime."""
-    if name not in REGIMES:
-        raise typer.BadParameter(f"expected one of {', '.join(REGIMES)}, got {name!r}.")
-    return name
-
-
 @app.command("bench")
 def bench_command(
     clients: Annotated[
@@ -74,7 +67,7 @@ def bench_command(
     regime: Annotated[
         str,
         typer.Option(
-            callback=known_regime,
+            callback=one_of(REGIMES),
             metavar="NAME",
             help="fresh: from the start. adapted: everybody met (up to 1e6), and most of the mass moved.",
         ),

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sortition.algorithms import FedSGD
 from sortition.cli.app import app
-from sortition.cli.options import known_design, known_samplers, number, whole_number, writable_file
+from sortition.cli.options import known_samplers, number, one_of, whole_number, writable_file
 from sortition.cli.progress import RoundsProgress
 from sortition.core.designs import DESIGNS, Design
 from sortition.experiments import BASELINE, CONTESTANTS, Comparison, compare
@@ -49,7 +49,7 @@ def compare_command(
     ] = DEFAULT_SAMPLERS,
     design: Annotated[
         str,
-        typer.Option(callback=known_design, metavar="NAME", help=f"How to draw: {', '.join(DESIGNS)}."),
+        typer.Option(callback=one_of(DESIGNS), metavar="NAME", help=f"How to draw: {', '.join(DESIGNS)}."),
     ] = "with_replacement",
     step_size: Annotated[
         float, typer.Option(parser=number, metavar="X", help="Step size of the training, for all samplers.")

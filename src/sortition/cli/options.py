@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import typer
 
-from sortition.core.designs import DESIGNS
 from sortition.experiments import CONTESTANTS
 
 
@@ -39,11 +38,15 @@ def known_samplers(names: str) -> str:
     return names
 
 
-def known_design(name: str) -> str:
-    """Check the name of a design."""
-    if name not in DESIGNS:
-        raise typer.BadParameter(f"expected one of {', '.join(DESIGNS)}, got {name!r}.")
-    return name
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """A check that a name is out of ``names``."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise typer.BadParameter(f"expected one of {', '.join(names)}, got {name!r}.")
+        return name
+
+    return check
 
 
 def writable_file(path: Path | None) -> Path | None:

@@ -17,11 +17,8 @@ from sortition.engine.roster import Roster
 from sortition.samplers.base import BaseSampler, Common
 from sortition.samplers.guard import Guard
 from sortition.samplers.population import (
-    FEW,
     HIGHEST,
-    LARGEST_RATIO,
     LOWEST,
-    MOST_NOISE,
     Constants,
     Population,
     log_mean_exp,
@@ -40,11 +37,11 @@ class EmpiricalBayesSampler(BaseSampler):
     :math:`\kappa` visits:
 
     .. math:: p = (1-\alpha)\,q + \alpha\,\pi, \qquad q_m \propto \pi_m e^{h_m}, \qquad
-              2 h_m = w\,\big(y_m + \tfrac12\sigma^2\big) + (1-w)\,2 h_u, \qquad w = \frac{n}{n + \kappa}
+              2 h_m = w\,y_m + (1-w)\,2 h_u, \qquad w = \frac{n}{n + \kappa}
 
-    where :math:`\sigma^2` is the noise of x around a client's mean, :math:`\kappa` that noise over the
-    spread of the means, and :math:`2 h_u = \log E[e^x]` what a client has who was never met. The share
-    :math:`\alpha` of the prior rises when feedback is found where hardly anybody looks, and falls slowly.
+    where :math:`\kappa` is the variance of x around a client's mean over the spread of the means, and
+    :math:`2 h_u = \log E[e^x]` is what a client has who was never met. The share :math:`\alpha` of the
+    prior rises when feedback is found where hardly anybody looks, and falls slowly.
     ``docs/default-sampler.md`` explains each part and shows what it is worth.
 
     >>> sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5)
@@ -64,7 +61,7 @@ class EmpiricalBayesSampler(BaseSampler):
         if self._given_weights is not None:
             mixed = (1.0 - uniform) * self._given_weights + uniform / self._founders
             self._roster = Roster(self._founders, mixed)
-        self._distribution = self._lifted = Lifted(self._roster, share=self.constants.first_share)
+        self._distribution = self._lifted = Lifted(self._roster, share=self.constants.least_share)
         self._population = Population()
         self._seen = np.zeros((0, KEPT))  # one row a slot
 
@@ -78,7 +75,7 @@ class EmpiricalBayesSampler(BaseSampler):
                 return  # zeros alone: not even a level to be had
             people.level = log_mean_exp(log_ratios, cohort.counts)
         p = self._lifted.look_up(clients)
-        learnt = np.maximum(p - self._lifted.share * prior, 0.0)  # the part that is not the prior's share
+        learnt = np.maximum(p - self._lifted.weights[0] * prior, 0.0)  # what is not the prior's share
         self._tune_share(cohort.weights, log_feedback, p, prior)
         expected = 2.0 * self._lifted.logs(clients)
         slots = self._meet(clients)
@@ -87,16 +84,16 @@ class EmpiricalBayesSampler(BaseSampler):
         x = self._cautious(log_ratios - people.level, known, mean, visits)
 
         if known.any():
-            ratios = np.minimum(np.exp(np.minimum(x - expected, HIGHEST)), LARGEST_RATIO)
+            ratios = np.exp(np.minimum(x - expected, math.log(c.largest_ratio)))
             weights = self._cohort_size * cohort.weights * learnt
             x = x - people.follow_level(ratios[known], weights[known], self._cohort_size, c.level_rate)
-            people.count_noise((x - mean)[known], visits[known])
+            people.count_noise((x - mean)[known], visits[known], c.largest_deviation)
         people.count_strangers(x[~known])
 
         deviation = np.sqrt(people.noise_variance * (1.0 + 1.0 / np.maximum(visits, 1.0)))
         surprise = np.where(known, (x - mean) / deviation, 0.0)
         twice = np.minimum(surprise * np.sign(last_surprise), np.abs(last_surprise)) > c.surprise
-        new_visits = np.minimum(visits + 1.0, c.most_visits)
+        new_visits = visits + 1.0
         new_visits = np.where(twice, np.maximum(new_visits / 2.0, 2.0), new_visits)
         new_visits = np.where(surprise > c.jump, 1.0, new_visits)
         new_mean = np.where(known, mean + (x - mean) / new_visits, x)
@@ -104,8 +101,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._seen[slots] = np.stack((new_mean, new_visits, surprise), axis=1)
 
         own = new_visits / (new_visits + people.pseudo_visits)
-        bonus = 0.5 * c.noise_bonus * min(people.noise_variance, MOST_NOISE)
-        logs = 0.5 * (own * (new_mean + bonus) + (1.0 - own) * people.stranger)
+        logs = 0.5 * (own * new_mean + (1.0 - own) * people.stranger)
         self._lifted.lift(clients, logs, 0.5 * people.stranger)
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
@@ -121,7 +117,7 @@ class EmpiricalBayesSampler(BaseSampler):
         """
         people, caution = self._population, self.constants.caution
         x = np.clip(x, people.mean + LOWEST, HIGHEST)
-        if people.met < FEW:
+        if not people.met:
             return x
         noise = people.noise_variance
         of_known = mean - caution * np.sqrt(noise * (1.0 + 1.0 / np.maximum(visits, 1.0)))

@@ -16,44 +16,32 @@ class Constants:
 
     prior_uniform: float = 0.1
     """Share of the prior that is uniform; the rest goes by the data sizes."""
-    first_share: float = 0.1
-    """Share of the draws that come from the prior, at first."""
-    least_share: float = 0.05
-    """The least that this share may become: it bounds the weights."""
-    share_pull: float = 0.3
+    least_share: float = 0.12
+    """Share of the draws that come from the prior, at first and at least: it bounds the weights."""
+    share_pull: float = 0.5
     """How strongly one round pulls at the share."""
-    share_hold: float = 1.0
+    share_hold: float = 0.3
     """How fast the share may fall: by a factor e^-hold in the time in which everybody could be drawn once."""
     loss_memory: float = 0.9
     """Memory of the running loss that tells a round of much loss from one of little."""
     level_rate: float = 0.1
     """How fast the common level follows."""
-    most_visits: float = 20.0
-    """A client's mean forgets what is older than so many visits."""
     surprise: float = 0.7
     """Two surprises in a row that are alike and beyond this, in standard deviations, halve the memory."""
     jump: float = 3.0
     """A surprise upwards beyond this makes the client start anew."""
     caution: float = 1.5
     """A surprise downwards counts for at most so many standard deviations."""
-    noise_bonus: float = 1.0
-    """What the noise adds to a client's expected square, of what it would if logarithms were normal."""
+    largest_ratio: float = 4.0
+    """One client's ratio of seen to expected feedback counts for at most this, where the level follows."""
+    largest_deviation: float = 5.0
+    """One logarithm's distance from its client's mean counts for at most this, where noise is estimated."""
 
 
-LARGEST_RATIO = 10.0
-"""One client's ratio of seen to expected feedback is cut here, where a mean of ratios is taken."""
-LARGEST_MEAN_RATIO = 4.0
-LARGEST_DEVIATION = 25.0
-"""Squared deviations are cut here, before they count as noise."""
-MOST_NOISE = 4.0
-"""No more noise than this is taken to be normal."""
-LEAST_SIGNAL = 0.05
-"""At least this much of the spread is believed to be real."""
 LEAST_SPREAD = 1e-3
+"""A variance between clients is taken to be at least this: one divides by it."""
 LOWEST, HIGHEST = -60.0, 300.0
 """Bounds of the logarithms, relative to the population's mean and to the level."""
-FEW = 4
-"""With fewer clients than this met, their spread says nothing."""
 
 
 @dataclass
@@ -97,7 +85,7 @@ class Population:
         """How many visits the population counts for, beside a client's own: noise over signal."""
         noise = self.noise_variance
         signal = self.spread - noise * self.inverse_visits / self.met
-        return noise / max(signal, LEAST_SIGNAL * self.spread)
+        return noise / max(signal, LEAST_SPREAD)
 
     @property
     def stranger(self) -> float:
@@ -109,14 +97,14 @@ class Population:
         total = float(weights.sum())
         if total == 0.0:
             return 0.0
-        mean = min(float(ratios @ weights) / total, LARGEST_MEAN_RATIO)
+        mean = float(ratios @ weights) / total
         change = math.log1p(rate * min(1.0, total / cohort_size) * (mean - 1.0))
         self.level += change
         return change
 
-    def count_noise(self, deviations: FloatArray, visits: FloatArray) -> None:
+    def count_noise(self, deviations: FloatArray, visits: FloatArray, largest: float) -> None:
         """Take in how far clients known before were from their means."""
-        self.noise += float(np.sum(np.minimum(deviations**2, LARGEST_DEVIATION) * visits / (visits + 1.0)))
+        self.noise += float(np.sum(np.minimum(deviations**2, largest**2) * visits / (visits + 1.0)))
         self.noise_count += len(deviations)
 
     def count_strangers(self, x: FloatArray) -> None:

@@ -54,7 +54,9 @@ ALL: tuple[Environment, ...] = (
     ),
     Environment("coordinate-nu-1", "report", "one coordinate a client, nu = 1", _one_coordinate(1.0)),
     Environment("coordinate-nu-3", "tune", "one coordinate a client, nu = 3", _one_coordinate(3.0)),
+    Environment("coordinate-nu-5", "report", "one coordinate a client, nu = 5", _one_coordinate(5.0)),
     Environment("coordinate-nu-10", "report", "one coordinate a client, nu = 10", _one_coordinate(10.0)),
+    Environment("coordinate-nu-20", "tune", "one coordinate a client, nu = 20", _one_coordinate(20.0)),
     Environment("digits-100", "tune", "images, 100 clients of skewed sizes", _digits(100, 5)),
     Environment("digits-500", "report", "images, 500 clients of skewed sizes", _digits(500, 10)),
     Environment(
@@ -122,6 +124,12 @@ ALL: tuple[Environment, ...] = (
         "tune",
         "a third of the levels is permuted at each quarter",
         Synthetic(shape=synthetic.Permuted((0.25, 0.5, 0.75), share=1 / 3)),
+    ),
+    Environment(
+        "permuted-often",
+        "report",
+        "a tenth of the levels is permuted at each tenth",
+        Synthetic(shape=synthetic.Permuted(tuple(tenth / 10 for tenth in range(1, 10)), share=0.1)),
     ),
     Environment("noise-normal", "tune", "mini-batch noise by a factor e", Synthetic(noise=1.0)),
     Environment(
@@ -210,6 +218,24 @@ ALL: tuple[Environment, ...] = (
         "report",
         "a fifth of the clients sends nothing for a third of the run, then five times what others do",
         Synthetic(spread=1.0, shape=synthetic.Newcomers(0.2, 1 / 3, 5.0)),
+    ),
+    Environment(
+        "newcomers-mild",
+        "report",
+        "a quarter of the clients sends nothing for 40% of the run, then four times what others do",
+        Synthetic(spread=1.0, shape=synthetic.Newcomers(0.25, 0.4, 4.0)),
+    ),
+    Environment(
+        "latecomers-few",
+        "tune",
+        "a tenth of the clients sends nothing for half of the run, then ten times what others do",
+        Synthetic(shape=synthetic.Newcomers(0.1, 0.5, 10.0)),
+    ),
+    Environment(
+        "latecomers-many",
+        "tune",
+        "a third of the clients sends nothing for a quarter of the run, then three times what others do",
+        Synthetic(spread=1.0, shape=synthetic.Newcomers(1 / 3, 0.25, 3.0)),
     ),
     Environment(
         "zeros",

@@ -82,14 +82,16 @@ def run_replay(
     *,
     split: Split,
     seeds: int = 2,
+    skip: int = 0,
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> Arena:
     """Replay every environment's traces to every contestant, and to uniform sampling if it is missing.
 
-    ``progress`` is called with the rounds done so far. A trace is made once; its seed is also the sampler's.
+    The first ``skip`` seeds of the split are left out: those that somebody has looked at. ``progress`` is
+    called with the rounds done so far. A trace is made once; its seed is also the sampler's.
     """
-    everybody, numbers = _checked(contestants, environments, split, seeds, jobs)
+    everybody, numbers = _checked(contestants, environments, split, seeds, skip, jobs)
     tasks = [
         partial(_replay_all, everybody, environment, seed) for environment in environments for seed in numbers
     ]
@@ -108,12 +110,13 @@ def run_closed_loop(
     *,
     split: Split,
     seeds: int = 2,
+    skip: int = 0,
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> Arena:
     """Let every contestant drive the training, in those of the environments where there is training."""
     trained = [environment for environment in environments if environment.training is not None]
-    everybody, numbers = _checked(contestants, trained, split, seeds, jobs)
+    everybody, numbers = _checked(contestants, trained, split, seeds, skip, jobs)
     tasks = [
         partial(_train_one, contestant, environment, seed)
         for environment in trained
@@ -138,10 +141,12 @@ def _checked(
     environments: Sequence[Environment],
     split: Split,
     seeds: int,
+    skip: int,
     jobs: int,
 ) -> tuple[dict[str, Contestant], list[int]]:
     whole_number("jobs", jobs, least=1)
-    numbers = seeds_of(split, whole_number("seeds", seeds, least=1))
+    whole_number("skip", skip, least=0)
+    numbers = seeds_of(split, whole_number("seeds", seeds, least=1), skip)
     for name, given in (("contestants", contestants), ("environments", environments)):
         if not given:
             raise ConfigurationError(f"{name} must name at least one, got none")

@@ -124,10 +124,10 @@ def _trace(environment: Environment, seed: int) -> Trace:
     return environment.source(seed)
 
 
-def seeds_of(split: Split, count: int) -> list[int]:
-    """Even seeds to choose by, odd ones to report.
+def seeds_of(split: Split, count: int, skip: int = 0) -> list[int]:
+    """Even seeds to choose by, odd ones to report; the first ``skip`` of them are left out.
 
-    >>> seeds_of("tune", 3), seeds_of("report", 2)
-    ([0, 2, 4], [1, 3])
+    >>> seeds_of("tune", 3), seeds_of("report", 2, skip=10)
+    ([0, 2, 4], [21, 23])
     """
-    return [2 * index + (split != "tune") for index in range(count)]
+    return [2 * index + (split != "tune") for index in range(skip, skip + count)]
