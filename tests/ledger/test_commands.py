@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+from sortition import EmpiricalBayesSampler
 from sortition.cli.commands import app
 from sortition.ledger import open_run, read_run
 from sortition.ledger.summary import summarise
-from tests.ledger.helpers import CLIENTS, make, norms_of, play
+from tests.ledger.helpers import CLIENTS, COHORT_SIZE, make, norms_of, play
 
 
 def sortition(*arguments: str | Path) -> Result:
@@ -65,6 +68,68 @@ def test_show(run: Path) -> None:
         "last norms",
     ):
         assert text in found.output
+
+
+def guarded() -> EmpiricalBayesSampler:
+    return EmpiricalBayesSampler(num_clients=CLIENTS, cohort_size=COHORT_SIZE)
+
+
+def lie(recorded: Any, rounds: int) -> None:
+    """Client 7 lies by a million."""
+    for _ in range(rounds):
+        cohort = recorded.draw()
+        recorded.observe(cohort, norms_of(cohort) * np.where(cohort.clients == 7, 1e6, 1.0))
+
+
+def test_show_names_the_suspects(path: Path) -> None:
+    """After a snapshot, after more rows without one, and while the run is being written."""
+    with open_run(path, guarded, snapshot_every=20) as recorded:
+        lie(recorded, 35)
+        expected = recorded.sampler.suspects()
+        assert [suspect.client for suspect in expected] == [7]
+        with read_run(path) as record:
+            lie(recorded, 10)  # a snapshot that this reader must not believe
+            assert list(summarise(record).suspicion.suspects) == expected
+        found = sortition("runs", "show", path)
+        assert f"1, with {recorded.sampler.suspects()[0].hits} reports above" in found.output
+        assert "suspects: norms above the guard's clip" in found.output
+
+
+def test_why_no_suspects_are_known(path: Path, run: Path) -> None:
+    with read_run(run) as record:
+        assert "the sampler has no guard" in summarise(record).suspicion.in_words()
+    other = path.with_name("other.db")
+    with open_run(other, lambda: Strange(guarded())) as recorded:
+        play(recorded, 2)
+    with read_run(other) as record:
+        assert "not one of the library's" in summarise(record).suspicion.in_words()
+    wrapped = path.with_name("wrapped.db")
+    with open_run(wrapped, lambda: OwnSampler(num_clients=CLIENTS, cohort_size=COHORT_SIZE)) as recorded:
+        play(recorded, 2)
+    with read_run(wrapped) as record:
+        assert "only the program that made the sampler" in summarise(record).suspicion.in_words()
+
+
+class OwnSampler(EmpiricalBayesSampler):
+    """A user's own: the library can't build it."""
+
+
+class Strange:
+    """A sampler that has the protocol and nothing else."""
+
+    def __init__(self, inner: EmpiricalBayesSampler) -> None:
+        self.inner = inner
+        self.draw, self.observe = inner.draw, inner.observe
+        self.num_clients, self.cohort_size = inner.num_clients, inner.cohort_size
+        self.probabilities = inner.probabilities
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: v for name, v in self.inner.state_dict().items() if not name.startswith("config.")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = self.inner.state_dict()
+        kept = {name: value for name, value in own.items() if name.startswith("config.")}
+        self.inner.load_state_dict({**kept, **state})
 
 
 def test_verify(run: Path) -> None:

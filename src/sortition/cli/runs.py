@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ from sortition.cli.app import app
 from sortition.cli.options import whole_number, writable_file
 from sortition.ledger import read_run, verify_run
 from sortition.ledger.export import export_csv
-from sortition.ledger.summary import CLIENT_COLUMNS, ClientSummary, client_row, figures, summarise
+from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise, suspect_rows
+from sortition.ledger.suspects import SUSPECT_COLUMNS
 
 runs_app = typer.Typer()
 app.add_typer(runs_app, name="runs")
@@ -35,15 +37,21 @@ def show(
         int, typer.Option(parser=whole_number(0), metavar="N", help="Clients at each end of the list.")
     ] = 5,
 ) -> None:
-    """Print rounds, coverage, failures, and the most and least drawn clients and why."""
+    """Print rounds, coverage, failures, the most and least drawn clients and why, and the suspects."""
     with read_run(run) as record:
         summary = summarise(record)
     console = Console(highlight=False)
     for name, value in figures(summary):
         console.print(f"{name:<18} {value}")
     if top and summary.clients:
-        console.print(_clients("most drawn", summary.clients[:top]))
-        console.print(_clients("least drawn, of those drawn at all", summary.clients[: -top - 1 : -1]))
+        for title, clients in (
+            ("most drawn", summary.clients[:top]),
+            ("least drawn, of those drawn at all", summary.clients[: -top - 1 : -1]),
+        ):
+            console.print(_table(title, CLIENT_COLUMNS, map(client_row, clients)))
+    if top and summary.suspicion.suspects:
+        rows = suspect_rows(summary, top)
+        console.print(_table("suspects: norms above the guard's clip", SUSPECT_COLUMNS, rows))
 
 
 @runs_app.command("export")
@@ -93,10 +101,10 @@ def report(
     typer.echo(str(target))
 
 
-def _clients(title: str, clients: tuple[ClientSummary, ...]) -> Table:
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
-    for column in CLIENT_COLUMNS:
+    for column in columns:
         table.add_column(column, justify="right")
-    for known in clients:
-        table.add_row(*client_row(known))
+    for row in rows:
+        table.add_row(*row)
     return table

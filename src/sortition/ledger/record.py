@@ -13,9 +13,10 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.ledger.codec import available_of, cohort_of
-from sortition.ledger.files import side_directory
+from sortition.ledger.files import SealedFiles, side_directory
 from sortition.ledger.lock import LOCK, witness
-from sortition.ledger.replay import within
+from sortition.ledger.recipe import maker
+from sortition.ledger.replay import rebuild, within
 from sortition.ledger.store import Event, Store
 
 
@@ -75,6 +76,20 @@ class RunRecord:
         """The clients at the start, where the sampler's state says so."""
         found = self._first.get("state.config.num_clients")
         return found if isinstance(found, int) else None
+
+    @property
+    def guard(self) -> str | None:
+        """The sampler's guard in words, "none" if it has none; None where the state does not say."""
+        found = self._first.get("state.config.guard")
+        return found if isinstance(found, str) else None
+
+    def replay(self) -> Any:
+        """The sampler as the last row left it, to look at; None where the library can't build it."""
+        make = maker(self._first)
+        if make is None:
+            return None
+        files = SealedFiles(side_directory(self.path), bytes.fromhex(self._first["run_id"]))
+        return rebuild(make, self._store, files, reading=True)[0].sampler
 
     def events(self) -> Iterator[Event]:
         """The rows, each checked."""

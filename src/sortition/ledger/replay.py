@@ -87,10 +87,16 @@ def begin(make_sampler: MakeSampler, first: Event) -> Replayed:
     return Replayed(sampler)
 
 
-def rebuild(make_sampler: MakeSampler, store: Store, files: SealedFiles) -> tuple[Replayed, int, int]:
-    """The sampler as the last row left it, and the row and the round of the snapshot that it began from."""
+def rebuild(
+    make_sampler: MakeSampler, store: Store, files: SealedFiles, *, reading: bool = False
+) -> tuple[Replayed, int, int]:
+    """The sampler as the last row left it, and the row and the round of the snapshot that it began from.
+
+    Whoever is only ``reading`` leaves aside the snapshots that a writer took after ``store`` was opened.
+    """
     first = store.event(0)
-    for number in reversed(files.numbers(SNAPSHOT)):
+    snapshots = [number for number in files.numbers(SNAPSHOT) if not reading or number <= store.last]
+    for number in reversed(snapshots):
         try:
             snapshot = files.read(SNAPSHOT, number)
         except (LedgerError, OSError):

@@ -10,6 +10,8 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
 from sortition.ledger.record import RunRecord
+from sortition.ledger.suspects import Suspicion, suspicion_of
+from sortition.samplers.guard import Suspect
 
 LAST_NORMS = 3
 CLIENT_COLUMNS = ("client", "draws", "no reply", "last probability", "last norms")
@@ -49,6 +51,8 @@ class RunSummary:
     first_draw: float | None
     last_event: float
     clients: tuple[ClientSummary, ...]
+    suspicion: Suspicion
+    """Who hit the clip of the sampler's guard."""
     seen_by_round: FloatArray
     """After each round, the clients drawn so far."""
     effective_by_round: FloatArray
@@ -113,6 +117,7 @@ def summarise(record: RunRecord) -> RunSummary:
         first_draw=first,
         last_event=last,
         clients=tuple(sorted(clients.values(), key=lambda known: (-known.draws, known.client))),
+        suspicion=suspicion_of(record),
         seen_by_round=np.array(seen, dtype=float),
         effective_by_round=np.array(effective, dtype=float),
         replies_by_round=np.array(replied, dtype=float),
@@ -136,6 +141,17 @@ def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
     return name, str(known.draws), str(known.failures), f"{known.probability:.3g}", norms
 
 
+def suspect_rows(summary: RunSummary, most: int) -> list[tuple[str, str, str, str, str]]:
+    """The clients that hit the clip, the most frequent first."""
+    known = {client.client: client for client in summary.clients}
+    return [_suspect_row(suspect, known[suspect.client]) for suspect in summary.suspicion.suspects[:most]]
+
+
+def _suspect_row(suspect: Suspect, known: ClientSummary) -> tuple[str, str, str, str, str]:
+    name, draws, _, _, norms = client_row(known)
+    return name, str(suspect.hits), f"{suspect.largest_excess:.3g}", draws, norms
+
+
 def figures(summary: RunSummary) -> list[tuple[str, str]]:
     """A run in figures, by name."""
     asked = summary.replies + summary.failures
@@ -149,4 +165,5 @@ def figures(summary: RunSummary) -> list[tuple[str, str]]:
         ("coverage", f"{coverage} drawn at least once ({len(summary.clients)} clients)"),
         ("effective clients", f"{summary.effective_clients:.1f} of {summary.draws} draws"),
         ("failures", failed),
+        ("suspects", summary.suspicion.in_words()),
     ]

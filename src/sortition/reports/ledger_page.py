@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sortition.ledger import RunRecord
-from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise
+from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise, suspect_rows
+from sortition.ledger.suspects import SUSPECT_COLUMNS
 from sortition.reports.charts import line_chart
 from sortition.reports.page import Page
 
@@ -39,4 +40,10 @@ def ledger_page(record: RunRecord) -> str:
     page.table(CLIENT_COLUMNS, [client_row(known) for known in summary.clients[:SHOWN]])
     page.heading("The least drawn clients, of those drawn at all")
     page.table(CLIENT_COLUMNS, [client_row(known) for known in summary.clients[: -SHOWN - 1 : -1]])
+    if summary.suspicion.suspects:
+        page.heading("Suspects")
+        page.paragraph(
+            "Clients whose norms were above the clip of the sampler's guard, the most frequent first."
+        )
+        page.table(SUSPECT_COLUMNS, suspect_rows(summary, SHOWN))
     return page.render()
