@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,12 +12,109 @@ from sortition import (
     ConfigurationError,
     EmpiricalBayesSampler,
     FixedSampler,
+    Guard,
+    KVibSampler,
     MABSSampler,
+    OptimalSampler,
     OSMDSampler,
     PortfolioSampler,
     ProportionalSampler,
     UniformSampler,
+    VRBSampler,
 )
+from tests.helpers import SAMPLERS, same_cohort
+
+M, K = 7, 3
+
+
+def portfolio(**common: Any) -> PortfolioSampler:
+    experts = [build(**common) for build in (MABS, VRBSampler, AvareSampler, ProportionalSampler)]
+    return PortfolioSampler(experts=experts)
+
+
+def MABS(**common: Any) -> MABSSampler:  # noqa: N802 - like a class
+    return MABSSampler(num_rounds=40, **common)
+
+
+EVERYBODY = {
+    **SAMPLERS,
+    "kvib": lambda **common: KVibSampler(num_rounds=40, exploration=0.4, **common),
+    "empirical bayes": EmpiricalBayesSampler,
+    "unguarded": lambda **common: EmpiricalBayesSampler(guard=None, **common),
+    "guarded": lambda **common: EmpiricalBayesSampler(guard=Guard(largest_rise=1.1), **common),
+    "portfolio": portfolio,
+}
+
+
+def learn(sampler: Any, rounds: int, rng: np.random.Generator, giant: bool = False) -> None:
+    for _ in range(rounds):
+        cohort = sampler.draw()
+        norms = (1.0 + cohort.clients**2) * rng.exponential(size=len(cohort))
+        if giant and len(norms):
+            norms[-1] = 1e300
+        sampler.observe(cohort, norms)
+
+
+def assert_proportions(before: np.ndarray, after: np.ndarray, here: list[int], where: str) -> None:
+    assert after.sum() == pytest.approx(1.0, rel=1e-12)
+    factors = after[here] / before[here]
+    assert factors == pytest.approx(np.full(len(here), factors[0]), rel=1e-12), where
+
+
+@pytest.mark.parametrize("giant", [False, True])
+@pytest.mark.parametrize("weights", [None, np.linspace(1, 7, M) / 28], ids=["alike", "skewed"])
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_the_others_keep_their_proportions(name: str, weights: np.ndarray | None, giant: bool) -> None:
+    """Exactly, whoever comes or goes and however often; a state taken in between continues to the bit."""
+    rng = np.random.default_rng(5)
+    setting = {"num_clients": M, "cohort_size": K, "client_weights": weights}
+    sampler, other = EVERYBODY[name](**setting), EVERYBODY[name](**setting)
+    for rounds in (0, 1, 30):
+        learn(sampler, rounds, rng, giant)
+        here = np.flatnonzero(sampler.probabilities()).tolist()
+        heaviest = int(np.argmax(sampler.probabilities()))
+        for change in ("join", "leave", "leave", "join", "join"):
+            before = sampler.probabilities()
+            if change == "leave":
+                leaving = heaviest if heaviest in here else here[0]
+                here.remove(leaving)
+                sampler.remove_clients([leaving])
+                assert sampler.probabilities()[leaving] == 0.0
+            else:
+                sampler.add_clients(1 if rounds else [0.5, 0.1])
+            assert_proportions(before, sampler.probabilities(), here, f"{change} after {rounds}")
+            here = np.flatnonzero(sampler.probabilities()).tolist()
+        other.load_state_dict(sampler.state_dict())
+        assert np.array_equal(other.probabilities(), sampler.probabilities())
+        cohort = sampler.draw()
+        assert same_cohort(other.draw(), cohort)
+        for one in (sampler, other):
+            one.observe(cohort, np.ones(len(cohort)))
+        assert np.array_equal(other.probabilities(), sampler.probabilities())
+
+
+def test_an_oracle_keeps_the_proportions_of_what_was_revealed() -> None:
+    sampler = OptimalSampler(num_clients=4, cohort_size=2)
+    sampler.reveal([1.0, 2.0, 3.0, 4.0])
+    sampler.remove_clients([3])
+    assert sampler.probabilities() == pytest.approx([1 / 6, 2 / 6, 3 / 6, 0.0])
+    sampler.add_clients(1)
+    assert sampler.probabilities() == pytest.approx([1 / 7, 2 / 7, 3 / 7, 0.0, 1 / 7])
+
+
+@pytest.mark.parametrize("build", [MABS, VRBSampler, AvareSampler, EmpiricalBayesSampler])
+def test_the_formula_returns_with_the_next_feedback(build: Any) -> None:
+    """Proportions are kept for as long as nothing new is learnt, and not longer: the floor is back then."""
+    rng = np.random.default_rng(6)
+    sampler = build(num_clients=50, cohort_size=5)
+    learn(sampler, 60, rng)
+    p = sampler.probabilities()
+    sampler.remove_clients(np.argsort(p)[:30])  # those least drawn, among whom the prior's share is largest
+    learn(sampler, 1, rng)
+    floor = {MABSSampler: 0.4 / 20, VRBSampler: 0.4 / 20, EmpiricalBayesSampler: 0.05 / 20}
+    least = sampler.floor() if isinstance(sampler, AvareSampler) else floor[type(sampler)]
+    left = sampler.probabilities()
+    assert left[left > 0.0].min() >= least * (1.0 - 1e-9)
 
 
 @pytest.mark.parametrize("norms", [[1.0, 1.9], [1.0, 1.83], [1.0, 1.0], [0.0, 3.0]])

@@ -16,6 +16,9 @@ from sortition.engine.roster import Roster
 from sortition.engine.table import Table
 from sortition.engine.tree import level_starts
 
+VANISHING = 1e-300
+"""The least that a ratio or a mass may become where zero would mean something else."""
+
 
 class Crowd:
     r"""E distributions :math:`p_{e,m} = q_m r_{e,m}` and their weights, with the roster as the prior q.
@@ -115,7 +118,7 @@ class Crowd:
     def add(self, masses: FloatArray) -> IntArray:
         """Let newcomers in: each is one more client of the base; the others keep their proportions."""
         newcomers = self.roster.add(masses)
-        self.normalise()
+        self.rescale()
         return newcomers
 
     def remove(self, clients: IntArray) -> None:
@@ -126,17 +129,18 @@ class Crowd:
         self._met_and_left += len(slots)
         self._masses[slots] = 0.0
         self.put(slots, np.zeros((len(slots), len(self.scales))))
-        self.normalise()
+        self.rescale()
 
-    def normalise(self) -> None:
+    def rescale(self) -> None:
         """Make every expert sum to one, by one factor for all its clients; the mixture keeps its proportions.
 
-        What an expert gains by the factor, it loses in weight: among those who were there before and still
-        are, the mixture is the old one, restricted.
+        What an expert gains by the factor, it loses in weight, by the rule of Bayes: among those who were
+        there before and still are, the mixture is the old one, restricted.
         """
         root = self.root
         base_mass = np.maximum(self.roster.total - root[forest.MASS], 0.0)
-        factor = self.roster.total / (self.scales * root[forest.SUM] + self.bases * base_mass)
+        mass = np.maximum(self.scales * root[forest.SUM] + self.bases * base_mass, VANISHING)
+        factor = self.roster.total / mass
         self.scales *= factor
         self.bases *= factor
         self.log_weights = normalise_log_weights(self.log_weights - np.log(factor))

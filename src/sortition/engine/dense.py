@@ -9,7 +9,7 @@ from sortition.engine.roster import Roster
 
 
 class Dense:
-    """Probabilities that are set at will, and the prior again when clients join or leave.
+    """Probabilities that are set at will.
 
     >>> dense = Dense(Roster(2, None))
     >>> dense.set(np.array([1.0, 3.0]))
@@ -52,12 +52,16 @@ class Dense:
         return 0.0
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Let newcomers in."""
+        """Let newcomers in, at the lowest ratio to the prior: it is that of a client never drawn."""
+        prior = self.roster.masses(None)
+        lowest = np.min(self.masses[prior > 0.0] / prior[prior > 0.0])
         newcomers = self.roster.add(masses)
-        self.set(self.roster.masses(None))
+        self.set(np.concatenate((self.masses, lowest * masses)))
         return newcomers
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go."""
+        """Let ``clients`` go: the others keep their proportions, or have the prior's if they had nothing."""
         self.roster.remove(clients)
-        self.set(self.roster.masses(None))
+        masses = self.masses.copy()
+        masses[clients] = 0.0
+        self.set(masses if masses.any() else self.roster.masses(None))

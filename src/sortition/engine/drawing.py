@@ -24,7 +24,7 @@ DENSE_CLIENTS = 64
 MOST_DRAWS = 10**6
 """A cohort may take so many draws, or as many as there are clients, before it is drawn densely instead."""
 LEAST_LEFT = 1e-6
-"""Where those drawn leave less mass than this, what is left is summed up client by client."""
+"""Where some leave less mass than this to the others, it is summed up client by client."""
 
 
 class Distribution(Protocol):
@@ -111,12 +111,18 @@ def _draw_without_replacement(
         clients = np.concatenate((clients, rest))
         probabilities = np.concatenate((probabilities, left[rest]))
     clients, probabilities = clients[:cohort_size], probabilities[:cohort_size]
-    never_drawn = 1.0 - float(probabilities.sum())
-    if never_drawn < LEAST_LEFT:
+    never_drawn = mass_without(distribution, clients)
+    return weigh_without_replacement(clients, probabilities, cohort_size, never_drawn)
+
+
+def mass_without(distribution: Distribution, clients: IntArray) -> float:
+    """The probability of everybody but ``clients``, all rounding being far below it."""
+    left = 1.0 - float(distribution.look_up(clients).sum())
+    if left < LEAST_LEFT:
         others = distribution.everybody().copy()
         others[clients] = 0.0
-        never_drawn = float(others.sum())
-    return weigh_without_replacement(clients, probabilities, cohort_size, never_drawn)
+        left = float(others.sum())
+    return left
 
 
 def _draw_independent(

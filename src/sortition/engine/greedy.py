@@ -57,7 +57,8 @@ class Greedy(ShiftedCrowd):
     .. math:: p_m = \max(\epsilon\,q_m,\; c\,h_m), \qquad \textstyle\sum_m p_m = 1
 
     Clients not met have h = 0. Those whose share is below the floor are remembered, and rise again when the
-    floor or the others fall. Heights are given as logarithms; the prior where all of them are 0.
+    floor or the others fall. Heights are given as logarithms; the prior where all of them are 0. When clients
+    come and go, c and :math:`\epsilon` are multiplied by one factor until the next ``record``.
 
     >>> greedy = Greedy(Roster(4, None))
     >>> greedy.record(np.array([0, 1]), np.log([1.0, 8.0]), floor=0.4)
@@ -79,12 +80,7 @@ class Greedy(ShiftedCrowd):
             per_mass = log_heights - np.log(self.roster.masses(clients))  # as ratios are
         self.note(clients, per_mass)
 
-    def move_floor(self, floor: float) -> None:
-        """Let everybody stand above another floor."""
-        self.floor = floor
-        self.normalise()
-
-    def normalise(self) -> None:
+    def settle(self) -> None:
         """Let everybody cross to their side of the floor, and make them sum to one."""
         factor = _settle(self.trees, self.floor, self.roster.total)
         self.scales[0] = factor
@@ -101,7 +97,7 @@ class Greedy(ShiftedCrowd):
         self.floor = floor
 
     def _write(self, slots: IntArray) -> None:
-        """As remembered: ``normalise`` lets them rise."""
+        """As remembered: ``settle`` lets them rise."""
         heights = np.where(self._masses[slots] > 0.0, np.exp(self._logs[slots] - self._shift), 0.0)
         self.put(slots, -heights[:, None])
 

@@ -11,11 +11,9 @@ import numpy as np
 from sortition.core.state import scalar
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
+from sortition.engine.crowd import VANISHING
 from sortition.engine.roster import Roster
 from sortition.engine.shifted import FURTHEST_LOG, ShiftedCrowd
-
-VANISHING = 1e-300
-"""The least factor of a client met: zero would make it a stranger again."""
 
 
 class Lifted(ShiftedCrowd):
@@ -24,7 +22,8 @@ class Lifted(ShiftedCrowd):
     .. math:: p_m = \beta\,q_m + (1-\beta)\,\frac{q_m x_m}{\sum_i q_i x_i}
 
     These are two experts, with weights :math:`\beta` = ``share`` and :math:`1-\beta`. When clients come and
-    go, the formula is applied to those who are there.
+    go, these weights follow the rule of Bayes, so that the others keep their proportions; from the next
+    ``lift`` on they are ``share`` and the rest again.
 
     >>> lifted = Lifted(Roster(4, None), share=0.5)
     >>> lifted.lift(np.array([2]), np.log([5.0]))
@@ -36,16 +35,7 @@ class Lifted(ShiftedCrowd):
         super().__init__(roster, experts=2)
         self.share = share
         self._stranger_log = 0.0
-
-    @property
-    def share(self) -> float:
-        """What always comes from the prior."""
-        return float(np.exp(self.log_weights[0]))
-
-    @share.setter
-    def share(self, share: float) -> None:
-        with np.errstate(divide="ignore"):
-            self.log_weights = np.log([share, 1.0 - share])
+        self._apply_share()
 
     def logs(self, clients: IntArray) -> FloatArray:
         """The logarithms of x."""
@@ -56,26 +46,40 @@ class Lifted(ShiftedCrowd):
     def lift(self, clients: IntArray, logs: FloatArray, stranger_log: float = 0.0) -> None:
         """Set the logarithms of x of ``clients``, and that of all who were not met."""
         self._stranger_log = stranger_log
+        self._apply_share()
         self.note(clients, logs)
 
-    def normalise(self) -> None:
+    def settle(self) -> None:
         """Make the second expert sum to one."""
-        # once everybody is met, what rounding leaves of the strangers' mass must not count
-        unit = np.exp(self._stranger_log - self._shift) if self.strangers else 0.0
+        unit = self._stranger_ratio()
         base_mass = max(self.roster.total - self.root[forest.MASS, 1], 0.0)
         total = self.root[forest.SUM, 1] + unit * base_mass
         self.scales[1] = self.roster.total / max(total, VANISHING)
         self.bases[1] = unit * self.scales[1]
 
+    def rescale(self) -> None:
+        """Make the second expert sum to one; the mixture keeps its proportions."""
+        self.bases[1] = self._stranger_ratio() * self.scales[1]
+        super().rescale()
+
     def state(self) -> dict[str, Any]:
-        """That of a shifted crowd, with the strangers' logarithm."""
-        return {**super().state(), "stranger_log": self._stranger_log}
+        """That of a shifted crowd, with the strangers' logarithm and the share."""
+        return {**super().state(), "stranger_log": self._stranger_log, "share": self.share}
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 2) -> None:
         """Take back what ``state`` gave."""
-        stranger_log = float(scalar(state, "stranger_log"))
+        stranger_log, share = float(scalar(state, "stranger_log")), float(scalar(state, "share"))
         super().restore(state, experts=experts)
-        self._stranger_log = stranger_log
+        self._stranger_log, self.share = stranger_log, share
+
+    def _apply_share(self) -> None:
+        with np.errstate(divide="ignore"):
+            self.log_weights = np.log([self.share, 1.0 - self.share])
+
+    def _stranger_ratio(self) -> float:
+        """The second expert's ratio of all not met, before its scale."""
+        # once everybody is met, what rounding leaves of the strangers' mass must not count
+        return math.exp(self._stranger_log - self._shift) if self.strangers else 0.0
 
     def _write(self, slots: IntArray) -> None:
         lifted = np.zeros((len(slots), 2))

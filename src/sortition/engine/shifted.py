@@ -22,8 +22,9 @@ class ShiftedCrowd(Crowd):
     """Keeps a logarithm for each client met, so that a ratio can pass any bound.
 
     A subclass says in ``_write`` how ratios are made out of ``_logs`` and ``_shift``, in ``_vanishing``
-    whether all of them have become so small that they might be lost, and in ``normalise`` what makes them
-    sum to one.
+    whether all of them have become so small that they might be lost, and in ``settle`` what makes them sum
+    to one. That is a formula of all clients; when clients come and go it rests until the next feedback, and
+    ``rescale`` lets the others keep their proportions.
     """
 
     def __init__(self, roster: Roster, *, experts: int) -> None:
@@ -38,6 +39,10 @@ class ShiftedCrowd(Crowd):
     @abstractmethod
     def _vanishing(self) -> bool:
         """Whether all ratios are below exp(-FURTHEST_LOG)."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let the formula apply to the ratios as they are now."""
 
     def _highest(self) -> float:
         """The largest logarithm there is."""
@@ -54,16 +59,13 @@ class ShiftedCrowd(Crowd):
             self._reshift()
         else:
             self._write(slots)
-        self.normalise()
+        self.settle()
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go; if one of them stood far above all others, these are shifted anew."""
+        """Let ``clients`` go; the others keep their proportions."""
         slots = self.slots_of(clients)
         self._logs[slots[slots >= 0]] = -np.inf
         super().remove(clients)
-        if self._vanishing():
-            self._reshift()
-            self.normalise()
 
     def raise_all(self, log_factor: float) -> None:
         """Add ``log_factor`` to every logarithm: no ratio changes."""

@@ -51,14 +51,13 @@ class AvareSampler(BaseSampler):
         self._learnt_rounds = 0
 
     def floor(self) -> float:
-        """epsilon_t of the next draw."""
+        """epsilon_t of the next draw, unless clients have come or gone since the last feedback."""
         c, third = self._offset, self._decay / 3.0
         shrinking: float = 1.0 / (c ** (1.0 - third) * (c + self._cohort_size * self._learnt_rounds) ** third)
         return min(self._smallest_floor + shrinking, 1.0 / self.num_clients)
 
     def _membership_changed(self, weight_factor: float) -> None:
         self._greedy.raise_all(math.log(weight_factor))  # heights go with lambda
-        self._greedy.move_floor(self.floor() * self.num_clients)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         self._learnt_rounds += 1

@@ -25,7 +25,8 @@ from sortition.core.validation import (
     norms_of,
     whole_number,
 )
-from sortition.engine.drawing import Distribution, draw_cohort
+from sortition.engine.capped import Capped
+from sortition.engine.drawing import Distribution, draw_cohort, mass_without
 from sortition.engine.feedback import log_feedback
 from sortition.engine.roster import Roster
 from sortition.samplers.defences import Defences
@@ -272,24 +273,32 @@ class BaseSampler(ABC):
                     f"client_weights must have one entry for each of the {len(masses)} newcomers, "
                     f"got {len(weights)}"
                 )
-        before = self._weights.total
+        before, shown = self._weights.total, self._shown()
         self._weights.add(self._weights.unit * weights)
         ids = self._admit(masses, weights)
+        if self._defences.guarded:
+            scale = shown.scale if isinstance(shown, Capped) else 1.0
+            newcomers = scale * (1.0 / mass_without(self._distribution, ids) - 1.0)
+            self._defences.rescale(1.0 / (1.0 + newcomers))
         self._membership_changed(before / self._weights.total)
         return ids
 
     def remove_clients(self, clients: ArrayLike) -> None:
         """Let clients leave for good; an id is not used again.
 
-        With fixed distributions and those of OSMD the others keep their proportions exactly. MABS, VRB, Avare
-        and empirical Bayes are formulas of all clients, a share for each of them included: these are applied
-        to those who are left.
+        The others keep their proportions exactly: the distribution is the old one, given that none of those
+        who left is drawn. So nobody's probability falls, and no weight rises. MABS, VRB, K-Vib, Avare and
+        empirical Bayes are formulas of all clients, a least share for each included; the formula applies
+        again, to those who are left, with the next feedback. (Where a guard's ``largest_probability`` is
+        reached, it goes before proportions.)
         """
         leaving = self._present_ids("clients", clients)
         if not len(leaving):
             return
         self.check_leaving(leaving)
         before = self._weights.total
+        if self._defences.guarded:
+            self._defences.rescale(1.0 / mass_without(self._shown(), leaving))
         self._weights.remove(leaving)
         self._distribution.remove(leaving)
         self._membership_changed(before / self._weights.total)

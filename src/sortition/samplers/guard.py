@@ -147,6 +147,10 @@ class Watch:
         ).binding
         self._held, self._ceilings = self._held[binding], self._ceilings[binding]
 
+    def rescale(self, factor: float) -> None:
+        """Clients came or left, and everybody's probability was multiplied by ``factor``: ceilings too."""
+        self._ceilings = np.minimum(factor * self._ceilings, 1.0)
+
     # State -------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

@@ -70,9 +70,6 @@ class KVibSampler(BoundedSampler):
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         gains = log_feedback + np.log(cohort.weights)  # a weight is 1 / p~
         self._log_omega[cohort.clients] = np.logaddexp(self._log_omega[cohort.clients], gains)
-        self._settle()
-
-    def _settle(self) -> None:
         prior = self._roster.masses(None) / self._roster.total  # 1/M, unless newcomers have other masses
         log_g = self._log_bound + math.log(self.num_clients / (self._exploration * self._cohort_size))
         logs = 0.5 * np.logaddexp(self._log_omega, log_g)
@@ -85,19 +82,16 @@ class KVibSampler(BoundedSampler):
         newcomers = self._roster.ids - len(self._log_omega)
         self._log_omega = np.concatenate((self._log_omega, np.full(newcomers, -np.inf)))
         self._log_omega += 2.0 * math.log(weight_factor)  # the feedback goes with lambda squared
-        if self._learnt_rounds:
-            self._settle()
 
     def _config(self) -> Config:
         return {"num_rounds": self._num_rounds, "exploration": self._exploration, **super()._config()}
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "log_omega": self._log_omega.copy()}
+        return {**super()._state(), "log_omega": self._log_omega.copy(), "masses": self._dense.masses}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         log_omega = array(state, "log_omega", np.float64, (self._roster.ids,))
+        masses = array(state, "masses", np.float64, (self._roster.ids,))
         super()._restore(state)
         self._log_omega = log_omega
-        self._dense.set(self._roster.masses(None))
-        if self._learnt_rounds:
-            self._settle()
+        self._dense.set(masses)

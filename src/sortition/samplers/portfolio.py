@@ -11,11 +11,13 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import ConfigurationError
-from sortition.core.experts import log_expert_losses, reweigh_experts
+from sortition.core.experts import log_expert_losses, normalise_log_weights, reweigh_experts
 from sortition.core.rates import initial_expert_weights
 from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number
+from sortition.engine.crowd import VANISHING
+from sortition.engine.drawing import mass_without
 from sortition.samplers.base import BaseSampler, Config
 
 CAUTION = 0.2
@@ -72,9 +74,15 @@ class Mixture:
         raise NotImplementedError
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go, everywhere."""
+        """Let ``clients`` go, everywhere; the others keep their proportions."""
+        left = [mass_without(expert.distribution, clients) for expert in self.experts]
         for expert in self.experts:
             expert.remove_clients(clients)
+        self.reweigh(np.log(np.maximum(left, VANISHING)))
+
+    def reweigh(self, log_factors: FloatArray) -> None:
+        """Multiply the experts' weights by exp(log_factors): the rule of Bayes when clients come and go."""
+        self.log_weights = normalise_log_weights(self.log_weights + log_factors)
 
 
 class PortfolioSampler(BaseSampler):
@@ -137,8 +145,11 @@ class PortfolioSampler(BaseSampler):
         return np.exp(self._mixture.log_weights)
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
-        ids = [expert.add_clients(masses, client_weights=client_weights) for expert in self._mixture.experts]
-        return ids[0]
+        experts = self._mixture.experts
+        for expert in experts:
+            ids = expert.add_clients(masses, client_weights=client_weights)
+        self._mixture.reweigh(-np.log([mass_without(expert.distribution, ids) for expert in experts]))
+        return ids
 
     def check_leaving(self, leaving: IntArray) -> None:
         """Raise a ConfigurationError if one of the experts can't go on without ``leaving``."""
