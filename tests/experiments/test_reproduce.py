@@ -23,12 +23,14 @@ from sortition.experiments.reproduce.authors import (
 from sortition.experiments.reproduce.build import Start, make_algorithm, make_problem, make_sampler
 from sortition.experiments.reproduce.figures import figure
 from sortition.experiments.reproduce.published import PUBLISHED
+from sortition.experiments.reproduce.replay import SAMPLERS, replay
 from sortition.experiments.reproduce.settings import RunSettings
 from sortition.experiments.reproduce.simulate import simulate
 from sortition.experiments.reproduce.store import RunStore
 from sortition.experiments.reproduce.summary import summarise
 from sortition.problems import LeastSquares
 from sortition.problems.images import AUTHORS_SIZES, ImageFederation
+from sortition.problems.synthetic import authors_heterogeneous
 
 SHORT = RunSettings("text", "heterogeneous", "adaptive-osmd", 12, 5, 0.1, seed=1, spread=3.0)
 
@@ -110,8 +112,23 @@ class TestSimulate:
         curves = simulate(settings)
         for round_index in range(12):
             model, _ = algorithm(model, sampler.draw(), problem, round_index)
-            a = (problem.all_norms(model, round_index + 1) / 100) ** 2
+            a = (problem.all_norms(model, round_index + 1) / 100) ** 2  # mini-batches not stepped on
             total += 100 * a.sum() - np.sqrt(a).sum() ** 2
+            assert curves["regret"][round_index] == pytest.approx(total)
+
+    def test_regret_of_the_authors_is_on_the_mini_batches_of_the_step(self):
+        """p^IS, whose distribution does not change: sum a/p - (sum sqrt a)^2 of the model after each step."""
+        settings = replace(SHORT, variant="authors", sampler="importance")
+        problem = make_problem(settings, None)
+        model = problem.initial_model()
+        feedback = (problem.all_norms(model, 0) / 100) ** 2
+        sampler = make_sampler(Start(settings, problem, feedback, feedback))
+        algorithm, total = make_algorithm(settings), 0.0
+        curves = simulate(settings)
+        for round_index in range(12):
+            model, _ = algorithm(model, sampler.draw(), problem, round_index)
+            a = (problem.all_norms(model, round_index) / 100) ** 2
+            total += np.sum(a / sampler.probabilities()) - np.sqrt(a).sum() ** 2
             assert curves["regret"][round_index] == pytest.approx(total)
 
     def test_bound_of_the_theorem_is_kept(self):
@@ -345,7 +362,63 @@ class TestSummary:
                 regret = np.full(1000, math.exp(published.log_regret or 0.0))
                 rounds = np.arange(1.0, 1001.0)
                 todo.store.save(run, {"loss": losses, "regret": regret, "rounds": rounds})
+        for run in todo.figures[0].replayed:
+            ones = np.ones((10, len(SAMPLERS), 1000)) * np.arange(1.0, 6.0)[:, None]
+            todo.store.save(run, {"loss": ones, "regret": 10.0 * ones, "rounds": rounds})
         rows = summarise(todo.figures[0], todo.store).table
         assert len(rows) == 22
         assert {row["runs"] for row in rows} == {FULL.published_repeats}
         assert all(row["within"] for row in rows)
+        places = {"Uniform": 1.0, "Optimal (oracle)": 2.0, "Adaptive-OSMD": 3.0}
+        for row in rows:
+            scale = 10.0 if row["quantity"] == "log regret" else 1.0
+            assert row["replayed"] == pytest.approx(math.log(scale * places[row["sampler"]]))
+
+
+class TestReplay:
+    SETTINGS = RunSettings("authors", "replayed", "all", 4, 5, 0.1, seed=0, spread=3.0, repeats=2)
+
+    def test_the_stream_serves_all_samplers_in_turn(self):
+        """Uniform and optimal sampling written out; what the others take is drawn and thrown away."""
+        features, targets = authors_heterogeneous(3.0)
+        stream = np.random.RandomState(111)
+        curves = replay(self.SETTINGS)
+        assert curves["loss"].shape == curves["regret"].shape == (2, len(SAMPLERS), 4)
+
+        def batches():
+            return np.array([stream.choice(100, size=10, replace=False) for _ in range(100)])
+
+        def gradient(model, client, rows):
+            x, y = features[client, rows], targets[client, rows]
+            return x.T @ (x @ model - y) / 10
+
+        for repeat in range(2):
+            model = np.zeros(10)
+            for t in range(4):
+                batches()
+                draws = stream.choice(100, size=5, p=np.full(100, 0.01))
+                rows = [stream.choice(100, size=10, replace=False) for _ in draws]
+                steps = [gradient(model, client, own) for client, own in zip(draws, rows, strict=True)]
+                model = model - 0.1 * np.mean(steps, axis=0)
+                loss = np.mean((features @ model - targets) ** 2) / 2
+                assert curves["loss"][repeat, 0, t] == pytest.approx(loss)
+            model = np.zeros(10)
+            for t in range(4):
+                rows = batches()
+                all_gradients = np.array([gradient(model, client, rows[client]) for client in range(100)])
+                p = np.linalg.norm(all_gradients, axis=1)
+                p /= p.sum()
+                draws = stream.choice(100, size=5, p=p)
+                model = model - 0.1 * np.mean(all_gradients[draws] / (100 * p[draws])[:, None], axis=0)
+                loss = np.mean((features @ model - targets) ** 2) / 2
+                assert curves["loss"][repeat, 1, t] == pytest.approx(loss)
+            for _ in SAMPLERS[2:]:
+                batches()  # for the bound
+                for _ in range(4):
+                    batches()
+                    stream.random_sample(5)  # what five draws take, whatever the distribution
+
+    def test_ticks_are_as_many_as_planned(self):
+        ticks = []
+        simulate(self.SETTINGS, tick=lambda: ticks.append(1))
+        assert len(ticks) == self.SETTINGS.rounds_in_all() == 2 * 5 * 4

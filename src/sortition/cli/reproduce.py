@@ -110,3 +110,8 @@ def _print_numbers(result: Result) -> None:
         if rows:
             met = sum(row["within"] for row in rows)
             typer.echo(f"  {variant}: {met} of {len(rows)} published numbers within their tolerance")
+        same = [
+            abs(row["replayed"] - row["published"]) < 0.0051 for row in rows if row["replayed"] is not None
+        ]
+        if same:
+            typer.echo(f"  with the authors' random numbers: {sum(same)} of {len(same)} to the last digit")

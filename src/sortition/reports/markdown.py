@@ -72,17 +72,17 @@ def _published(result: Result) -> str:
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for row in result.table:
         key = (row["panel"], row["sampler"], row["quantity"], row["round"], row["published"])
-        cells = rows.setdefault(key, [None, None, None, None])
+        cells = rows.setdefault(key, [None] * 5)
         measured = f"{row['measured']:.2f} ± {row['spread']:.2f}".replace("-", "−")
         if row["variant"] == "authors":
-            cells[:3] = [measured, row["of figure"], row["within"]]
+            cells[:4] = [row["replayed"], row["of figure"], measured, row["within"]]
         else:
-            cells[3] = measured
+            cells[4] = measured
     runs = max(row["runs"] for row in result.table)
     ten = min(row["runs"] for row in result.table)
     columns = ("panel", "sampler", "quantity", "round", "published")
     return _table(
-        (*columns, f"authors' variant, {runs} runs", "first 10", "within", f"text, {ten} runs"),
+        (*columns, "replayed", "our first 10 runs", f"our {runs} runs", "within", f"text, {ten} runs"),
         [(*key, *cells) for key, cells in rows.items()],
     )
 

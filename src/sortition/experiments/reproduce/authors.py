@@ -36,16 +36,17 @@ def authors_rate_scale(cohort_size: int) -> float:
 class AuthorsAdaptiveOSMDSampler(AdaptiveOSMDSampler):
     """Adaptive-OSMD that counts repeated draws once in its gradient estimate, and all in its loss estimate.
 
-    Two passes over the experts: the first has rates of zero, and only reweighs them by their losses; the
-    second takes the mirror steps, and has a meta rate of zero.
+    Draws without replacement are weighted as if they were with. Two passes over the experts: the first has
+    rates of zero, and only reweighs them by their losses; the second takes the mirror steps, and has a meta
+    rate of zero.
     """
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         log_rates, log_meta_rate = self._log_rates()
         clients, size = cohort.clients, self._cohort_size
+        once = 1.0 / (size * cohort.probabilities)
         still = np.full_like(log_rates, -np.inf)
-        self._experts.advance(clients, cohort.weights, log_feedback, size, still, log_meta_rate)
-        once = cohort.weights / cohort.counts
+        self._experts.advance(clients, cohort.counts * once, log_feedback, size, still, log_meta_rate)
         self._experts.advance(clients, once, log_feedback, size, log_rates, -math.inf)
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from sortition.core.errors import DataError
 from sortition.experiments.parallel import Progress, run_tasks
 from sortition.experiments.reproduce.figures import FULL, TUNING_REPEATS, Figure, Line, Scale, figure
-from sortition.experiments.reproduce.settings import IMAGES, RunSettings, Variant
+from sortition.experiments.reproduce.settings import IMAGES, REPLAYED, RunSettings, Variant
 from sortition.experiments.reproduce.store import RunStore, run_and_keep
 from sortition.experiments.reproduce.summary import Result, best_candidate, summarise
 from sortition.problems.idx import load_images
+
+LONGEST_FIRST = {REPLAYED: 0, **dict.fromkeys(IMAGES, 1)}
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Plan:
     @property
     def rounds(self) -> int:
         """Rounds still to be run; where step sizes are to be chosen, at most so many."""
-        return sum(run.num_rounds for run in self.missing) + sum(
+        return sum(run.rounds_in_all() for run in self.missing) + sum(
             run.num_rounds for line in self._tuned() for run in line.candidates[0][TUNING_REPEATS:]
         )
 
@@ -70,7 +72,10 @@ def plan(
         raise DataError(f"the output directory must be writable, got {str(out)!r}")
     store = RunStore(directory)
     wanted = dict.fromkeys(  # each once
-        run for each in figures for line in (*each.lines, *each.published) for run in line.tuning()
+        run
+        for each in figures
+        for runs in (each.replayed, *(line.tuning() for line in (*each.lines, *each.published)))
+        for run in runs
     )
     missing = tuple(settings for settings in wanted if not store.holds(settings))
     return Plan(figures, store, data, missing, len(wanted) - len(missing), sources)
@@ -82,8 +87,8 @@ def execute(plan: Plan, jobs: int, progress: Progress | None = None) -> tuple[Re
     The longest come first; every finished run is kept at once.
     """
     report = progress or (lambda rounds: None)
-    _run(plan, sorted(plan.missing, key=lambda run: run.problem not in IMAGES), jobs, report)
-    before = sum(run.num_rounds for run in plan.missing)
+    _run(plan, sorted(plan.missing, key=lambda run: LONGEST_FIRST.get(run.problem, 9)), jobs, report)
+    before = sum(run.rounds_in_all() for run in plan.missing)
     _run(plan, plan.remaining(), jobs, lambda rounds: report(before + rounds))
     return tuple(summarise(each, plan.store) for each in plan.figures)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sortition.core.errors import ConfigurationError
 from sortition.experiments.reproduce.published import PUBLISHED
-from sortition.experiments.reproduce.settings import IMAGES, RunSettings, Variant
+from sortition.experiments.reproduce.settings import IMAGES, REPLAYED, RunSettings, Variant
 
 FIGURES = tuple(f"fig{number}" for number in range(1, 9))
 SPREADS = (1.0, 3.0, 10.0)
@@ -53,9 +53,11 @@ class Figure:
     lines: tuple[Line, ...]
     published: tuple[Line, ...] = ()
     """Lines that have published numbers, with more repeats."""
+    replayed: tuple[RunSettings, ...] = ()
+    """The published runs with the authors' random numbers, one for each panel."""
 
     def runs(self) -> Iterator[RunSettings]:
-        """All runs of the figure."""
+        """All runs of the figure with random numbers of ours."""
         for line in (*self.lines, *self.published):
             for candidate in line.candidates:
                 yield from candidate
@@ -70,13 +72,14 @@ class Scale:
     image_repeats: int = 5
     published_repeats: int = 100
     """Repeats of what was published: ten runs are too few, a number of them may be off by more than 0.15."""
+    replayed_repeats: int = 10
     evaluate_images_every: int = 10
     step_sizes: int | None = None
     """How many of the step sizes are tried, smallest first; None for all."""
 
 
 FULL = Scale()
-QUICK = Scale(rounds=30, repeats=2, image_repeats=1, published_repeats=2, step_sizes=2)
+QUICK = Scale(rounds=30, repeats=2, image_repeats=1, published_repeats=2, replayed_repeats=1, step_sizes=2)
 
 
 def figure(name: str, variants: tuple[Variant, ...], scale: Scale = FULL) -> Figure:
@@ -86,11 +89,17 @@ def figure(name: str, variants: tuple[Variant, ...], scale: Scale = FULL) -> Fig
     title, section, claim, panels, quantities = _TEXTS[name]
     lines = tuple(line for variant in variants for line in _lines(name, variant, scale))
     published: tuple[Line, ...] = ()
+    replayed: tuple[RunSettings, ...] = ()
     if name == "fig1" and "authors" in variants:
         known = {(each.panel, each.label) for each in PUBLISHED}
         more = replace(scale, repeats=max(scale.published_repeats, scale.repeats))
         published = tuple(line for line in _lines(name, "authors", more) if (line.panel, line.label) in known)
-    return Figure(name, title, section, claim, panels, quantities, lines, published)
+        replayed = tuple(
+            replace(line.candidates[0][0], problem=REPLAYED, sampler="all", repeats=scale.replayed_repeats)
+            for line in published
+            if line.label == "Uniform"
+        )
+    return Figure(name, title, section, claim, panels, quantities, lines, published, replayed)
 
 
 def _lines(name: str, variant: Variant, scale: Scale) -> Iterator[Line]:

@@ -9,13 +9,16 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from sortition.core.designs import Design
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the same settings come to mean another run: results of before are then not believed."""
 
 Variant: TypeAlias = Literal["text", "authors"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 SYNTHETIC = ("heterogeneous", "one-coordinate")
 IMAGES = ("mnist", "kmnist", "fashion-mnist")
+REPLAYED = "replayed"
+"""The authors' data and their random numbers, for all their samplers in turn."""
+SAMPLERS_REPLAYED = 5
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class RunSettings:
 
     variant: Variant
     problem: str
-    """One of ``SYNTHETIC`` or ``IMAGES``."""
+    """One of ``SYNTHETIC`` or ``IMAGES``, or ``REPLAYED``."""
     sampler: str
     num_rounds: int
     cohort_size: int
@@ -36,6 +39,8 @@ class RunSettings:
     exploration: float = 0.4
     design: Design = "with_replacement"
     evaluate_every: int = 1
+    repeats: int = 1
+    """One after another on one stream of random numbers, where the authors' are replayed."""
 
     def plain(self) -> dict[str, Any]:
         """As a dictionary that JSON can hold."""
@@ -47,7 +52,7 @@ class RunSettings:
         >>> RunSettings("text", "heterogeneous", "uniform", 10, 5, 0.1, seed=0, spread=1.0).name()
         'uniform on heterogeneous 1 (text, sgd, step 0.1, seed 0)'
         """
-        problem = f"{self.problem} {self.spread:g}" if self.problem in SYNTHETIC else self.problem
+        problem = self.problem if self.problem in IMAGES else f"{self.problem} {self.spread:g}"
         how = f"{self.variant}, {self.algorithm}, step {self.step_size:g}, seed {self.seed}"
         return f"{self.sampler} on {problem} ({how})"
 
@@ -61,6 +66,10 @@ class RunSettings:
         """
         text = json.dumps({"format": FORMAT, **self.plain()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def rounds_in_all(self) -> int:
+        """How many rounds, and ticks, the run takes."""
+        return self.num_rounds * (SAMPLERS_REPLAYED * self.repeats if self.problem == REPLAYED else 1)
 
     def regret_is_measured(self) -> bool:
         """The norms of all clients are computed in every round of a synthetic federation."""

@@ -13,13 +13,16 @@ from sortition.core.theory import adaptive_regret_bound, best_above_floor, total
 from sortition.core.types import FloatArray
 from sortition.experiments.reproduce.authors import authors_image_loss
 from sortition.experiments.reproduce.build import Start, make_algorithm, make_problem, make_sampler
-from sortition.experiments.reproduce.settings import RunSettings
+from sortition.experiments.reproduce.replay import replay
+from sortition.experiments.reproduce.settings import REPLAYED, RunSettings
 from sortition.problems.images import ImageFederation
 from sortition.problems.least_squares import LeastSquares
 from sortition.samplers.optimal import OptimalSampler
 
 DIVERGED = 1e100
 """A loss beyond this one, or none at all, ends a run: from there on it counts as infinite."""
+OTHER_BATCHES = ("uniform", "optimal")
+"""Samplers whose regret the authors measure on mini-batches that were not stepped on, or not at all."""
 
 
 def simulate(
@@ -30,15 +33,18 @@ def simulate(
     ``loss`` is the training loss after a round's step, ``accuracy`` that on validation images. ``regret``
     is cumulated: in the text's variant :math:`\sum_t l_t(p^t) - l_t(p^t_\star)` with the round's own updates,
     in the authors' :math:`\sum_t \sum_m a_m/p_m - (\sum_m \sqrt{a_m})^2`, without 1/K, at the model after the
-    step. Of Adaptive-OSMD by the text there is also ``floor_regret``, that against the best comparators in
-    :math:`\mathcal A`, with their ``variation`` and the ``bound`` of Theorem 8.
+    step, on the mini-batches of that step (uniform sampling: on others). Of Adaptive-OSMD by the text there
+    is also ``floor_regret``, that against the best comparators in :math:`\mathcal A`, with their
+    ``variation`` and the ``bound`` of Theorem 8.
     """
+    if settings.problem == REPLAYED:
+        return replay(settings, tick)
     problem = make_problem(settings, data)
     state: Any = problem.initial_model()
     algorithm = make_algorithm(settings)
     everybody = np.arange(problem.num_clients)
-    measured = settings.regret_is_measured()
-    feedback = np.zeros((settings.num_rounds + 1, problem.num_clients)) if measured else np.zeros((0, 0))
+    measured, authors = settings.regret_is_measured(), settings.variant == "authors"
+    feedback = np.zeros((settings.num_rounds, problem.num_clients)) if measured else np.zeros((0, 0))
     probabilities = np.zeros_like(feedback)
 
     norms = problem.all_norms(state, 0)
@@ -57,7 +63,7 @@ def simulate(
         if isinstance(sampler, OptimalSampler):
             sampler.reveal(norms)
         if measured:
-            feedback[round_index] = norms
+            feedback[round_index] = norms  # in the authors' variant replaced after the step
             probabilities[round_index] = sampler.probabilities()
         cohort = sampler.draw()
         state, cohort_norms = algorithm(state, cohort, problem, round_index)
@@ -69,8 +75,10 @@ def simulate(
             if not evaluated[-1][1] < DIVERGED:
                 break
         if measured:
-            norms = _all_norms(algorithm, problem, state, done)
-            feedback[done] = norms
+            again = authors and settings.sampler not in OTHER_BATCHES
+            norms = _all_norms(algorithm, problem, state, round_index if again else done)
+            if authors:
+                feedback[round_index] = norms
         tick()
 
     rounds, losses, accuracies = (np.array(column, dtype=float) for column in zip(*evaluated, strict=True))
@@ -79,7 +87,7 @@ def simulate(
     curves = {"rounds": rounds, "loss": losses}
     if measured:
         feedback = (problem.client_weights * feedback) ** 2
-        curves |= _regret(settings, start.bound, feedback, probabilities[:-1])
+        curves |= _regret(settings, start.bound, feedback, probabilities)
         curves["regret"] = curves["regret"][rounds.astype(int) - 1]
     else:
         curves["accuracy"] = accuracies
@@ -109,21 +117,19 @@ def _regret(
     settings: RunSettings, bound: float, feedback: FloatArray, probabilities: FloatArray
 ) -> dict[str, FloatArray]:
     if settings.variant == "authors":
-        after = feedback[1:]
-        gaps = np.sum(after / probabilities, axis=1) - np.sqrt(after).sum(axis=1) ** 2
+        gaps = np.sum(feedback / probabilities, axis=1) - np.sqrt(feedback).sum(axis=1) ** 2
         return {"regret": np.cumsum(gaps)}
-    now, size = feedback[:-1], settings.cohort_size
-    seen = now > 0.0
-    losses = np.divide(now, probabilities, out=np.zeros_like(now), where=seen).sum(axis=1) / size
-    curves = {"regret": np.cumsum(losses - np.sqrt(now).sum(axis=1) ** 2 / size)}
+    size, seen = settings.cohort_size, feedback > 0.0
+    losses = np.divide(feedback, probabilities, out=np.zeros_like(feedback), where=seen).sum(axis=1) / size
+    curves = {"regret": np.cumsum(losses - np.sqrt(feedback).sum(axis=1) ** 2 / size)}
     if settings.sampler == "adaptive-osmd" and settings.design == "with_replacement":
-        best = best_above_floor(now, settings.exploration)
+        best = best_above_floor(feedback, settings.exploration)
         variation = total_variation(best)
-        highest = max(bound, float(now.max()))
+        highest = max(bound, float(feedback.max()))
         theorem = adaptive_regret_bound(
-            now.shape[1], size, settings.num_rounds, settings.exploration, highest, variation
+            feedback.shape[1], size, settings.num_rounds, settings.exploration, highest, variation
         )
-        curves["floor_regret"] = np.array([np.sum(losses - np.sum(now / best, axis=1) / size)])
+        curves["floor_regret"] = np.array([np.sum(losses - np.sum(feedback / best, axis=1) / size)])
         curves["variation"], curves["bound"] = np.array([variation]), np.array([theorem])
     return curves
 

@@ -136,7 +136,8 @@ def _bound(line: Line, runs: list[dict[str, FloatArray]]) -> dict[str, Any]:
 def _compare(figure: Figure, curves: list[Curve], store: RunStore) -> tuple[dict[str, Any], ...]:
     """Published against measured, where a full run of Figure 1 was made.
 
-    The text's variant has the repeats of the figure; the authors', which should agree, has more of them.
+    The text's variant has the repeats of the figure; the authors', which should agree, has more of them, and
+    once more the published ones, with the authors' random numbers.
     """
     if figure.name != "fig1":
         return ()
@@ -160,7 +161,19 @@ def _compare(figure: Figure, curves: list[Curve], store: RunStore) -> tuple[dict
             if published.log_regret is not None:
                 own = max(TOLERANCE, float(regret.spread[-1]))
                 rows.append(_row(ROUNDS[-1], published.log_regret, regret, ten, own))
+    for run in figure.replayed:
+        curves_of_run = store.load(run)
+        for row in rows:
+            if row["variant"] == run.variant and row["panel"] == f"σ = {run.spread:g}":
+                row["replayed"] = _replayed(curves_of_run, row)
     return tuple(rows)
+
+
+def _replayed(run: dict[str, FloatArray], row: dict[str, Any]) -> float:
+    """The mean that the row is about, with the authors' random numbers."""
+    sampler = {"Uniform": 0, "Optimal (oracle)": 1, "Adaptive-OSMD": 2}[row["sampler"]]
+    values = run[row["quantity"].removeprefix("log ")][:, sampler, row["round"] - 1]
+    return float(np.mean(np.log(values)))
 
 
 def _row(
@@ -180,6 +193,7 @@ def _row(
         "quantity": curve.quantity,
         "round": round_number,
         "published": published,
+        "replayed": None,
         "measured": measured,
         "spread": float(curve.spread[place]),
         "runs": curve.runs,
