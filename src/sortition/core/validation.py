@@ -101,6 +101,17 @@ def masses_of(name: str, values: ArrayLike) -> FloatArray:
     return masses
 
 
+def require_support(name: str, masses: FloatArray, client_weights: FloatArray | None) -> None:
+    """A client that counts must be possible to draw."""
+    counts = np.ones(len(masses)) if client_weights is None else client_weights
+    missing = np.flatnonzero((masses == 0.0) & (counts > 0.0))
+    if len(missing):
+        raise ConfigurationError(
+            f"{name} must be above 0 for every client with a weight, or the aggregate is biased, "
+            f"got 0 for client {missing[0]}"
+        )
+
+
 def norms_of(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
     """``values`` as ``size`` norms: finite and not negative, or nan for who did not reply."""
     norms = _floats(name, values, FeedbackError)

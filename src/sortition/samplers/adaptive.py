@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Unpack
 
 from sortition.core.validation import whole_number
-from sortition.samplers.base import Config
 from sortition.samplers.meta import Meta, MetaSampler
+from sortition.samplers.state import Config
 
 
 class AdaptiveOSMDSampler(MetaSampler):

@@ -11,7 +11,8 @@ from sortition.core.state import count
 from sortition.core.types import FloatArray
 from sortition.core.validation import number_between, positive_number
 from sortition.engine.greedy import Greedy
-from sortition.samplers.base import BaseSampler, Common, Config
+from sortition.samplers.base import BaseSampler, Common
+from sortition.samplers.state import Config
 
 
 class AvareSampler(BaseSampler):

@@ -1,12 +1,9 @@
-"""What every sampler does alike: rounds, tickets, silence, availability, membership and state."""
+"""What every sampler does alike in a round: draw, hand out a ticket, recognise it, hear who replied."""
 
 from __future__ import annotations
 
 import math
-import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from copy import copy
+from abc import abstractmethod
 from typing import Any, Required, Self, TypedDict
 
 import numpy as np
@@ -14,28 +11,16 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, draw_dense, restrict
-from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError, StateError
-from sortition.core.state import array, count, text
+from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import (
-    MOST_CLIENTS,
-    client_ids,
-    distribution,
-    masses_of,
-    norms_of,
-    whole_number,
-)
-from sortition.engine.capped import Capped
-from sortition.engine.drawing import Distribution, draw_cohort, mass_without
+from sortition.core.validation import MOST_CLIENTS, client_ids, distribution, norms_of, whole_number
+from sortition.engine.drawing import draw_cohort
 from sortition.engine.feedback import log_feedback
 from sortition.engine.roster import Roster
 from sortition.samplers.defences import Defences
 from sortition.samplers.guard import Guard, Suspect
 from sortition.samplers.privacy import NormPrivacy, PrivacySpent
-
-STATE_VERSION = 1
-LARGEST_SEED = 2**64 - 1
-Config = dict[str, int | float | str]
+from sortition.samplers.state import LARGEST_SEED, Saved
 
 
 class Common(TypedDict, total=False):
@@ -50,14 +35,14 @@ class Common(TypedDict, total=False):
     privacy: NormPrivacy | None
 
 
-class BaseSampler(ABC):
+class BaseSampler(Saved):
     """Base of our samplers. A subclass builds a distribution, and says how feedback changes it.
 
     It sets ``_distribution`` in its constructor, on ``_roster``, and implements ``_learn``, ``_config``,
     ``_state`` and ``_restore``; nothing else needs to know how a cohort is drawn, recognised, or weighted.
+    ``membership`` says how clients join and leave, ``state`` how a run is stored and continued.
     """
 
-    _distribution: Distribution
     built_with: dict[str, Any]
     """The keywords that the sampler was built with: a ledger can build it again."""
 
@@ -86,75 +71,26 @@ class BaseSampler(ABC):
                 f"cohort_size must be at most num_clients ({num_clients}) for design {design!r}, "
                 f"got {cohort_size}"
             )
-        self._design: Design = design
-        self._given_weights: FloatArray | None = None
+        self._design = design
+        self._given_weights = None
         if client_weights is not None:
             self._given_weights = distribution("client_weights", client_weights, self._founders)
-        self._weights = Roster(self._founders, self._given_weights)  # lambda
-        self._roster = Roster(self._founders, None)  # the prior; subclasses may have another
+        self._weights = Roster(self._founders, self._given_weights)
+        self._roster = Roster(self._founders, None)  # subclasses may have another
         self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=LARGEST_SEED))
         self._defences = Defences(guard, privacy, self._generator.seed)
         self._round_index = 0
-        self._open: dict[int, int] = {}  # round -> ticket, of the cohorts that await feedback
-        self._latest: Cohort | None = None
-        self._identity: int | None = None
-
-    # What a subclass says ----------------------------------------------------------------------------
+        self._open = {}
+        self._latest = None
+        self._identity = None
 
     @abstractmethod
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Take in the feedback of those who replied: at least one, weights mean-one."""
 
-    def _config(self) -> Config:
-        """The settings that a state belongs to, beyond those of every sampler."""
-        return {}
-
-    def _state(self) -> dict[str, Any]:
-        """What was learnt, as plain arrays and scalars."""
-        return {}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing learnt, nothing to restore
-        """Take back what ``_state`` gave; on a StateError nothing has changed."""
-
-    def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
-        """Let newcomers into the distribution and give their ids."""
-        return self._distribution.add(self._roster.unit * masses)
-
-    def _membership_changed(self, weight_factor: float) -> None:  # noqa: B027 - most need not know
-        """Clients joined or left, and every other client's lambda was multiplied by ``weight_factor``."""
-
-    # What a portfolio needs to know ------------------------------------------------------------------
-
-    @property
-    def distribution(self) -> Distribution:
-        """What cohorts are drawn from."""
-        return self._distribution
-
-    @property
-    def roster(self) -> Roster:
-        """Who can be drawn."""
-        return self._roster
-
-    @property
-    def given_weights(self) -> FloatArray | None:
-        """The client weights as they were given."""
-        return self._given_weights
-
-    def setting(self) -> Config:
-        """What samplers that learn from the same cohorts must agree in."""
-        config = self._all_config()
-        return {name: config[name] for name in ("num_clients", "cohort_size", "client_weights")}
-
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Learn from a cohort that somebody else drew: its weights say how."""
         self._learn(cohort, log_feedback)
-
-    # The protocol ------------------------------------------------------------------------------------
-
-    @property
-    def num_clients(self) -> int:
-        """M, the clients that can be drawn."""
-        return self._roster.count
 
     @property
     def cohort_size(self) -> int:
@@ -226,12 +162,6 @@ class BaseSampler(ABC):
             return self._shown().everybody()
         return self._shown().look_up(client_ids("clients", clients, self._roster.ids))
 
-    def client_weights(self, clients: ArrayLike | None = None) -> FloatArray:
-        """lambda of all clients, by id, or of ``clients``; rescaled when clients join or leave."""
-        if clients is None:
-            return self._weights.masses(None) / self._weights.total
-        return self._weights_of(client_ids("clients", clients, self._roster.ids))
-
     # Hostile clients ---------------------------------------------------------------------------------
 
     @property
@@ -250,133 +180,7 @@ class BaseSampler(ABC):
         """What the replies so far have cost in (epsilon, delta)-differential privacy."""
         return self._defences.privacy_spent(delta)
 
-    # Joining and leaving -----------------------------------------------------------------------------
-
-    def add_clients(self, clients: int | ArrayLike, *, client_weights: ArrayLike | None = None) -> IntArray:
-        """Let clients join: so many of them, or one for each prior mass given. Returns their ids.
-
-        Prior masses and ``client_weights`` are in the units of those that the sampler was built with, which
-        summed to one; a newcomer has an average founder's of both, 1/M, unless it is given. The newcomers
-        start like clients that were never drawn; for the others see ``remove_clients``.
-        """
-        average = 1.0 / self._founders
-        if isinstance(clients, (int, np.integer)):
-            newcomers = whole_number("clients", clients, least=1, most=MOST_CLIENTS - self._roster.ids)
-            masses = np.full(newcomers, average)
-        else:
-            masses = masses_of("clients", clients)
-        weights = np.full(len(masses), average)
-        if client_weights is not None:
-            weights = masses_of("client_weights", client_weights)
-            if len(weights) != len(masses):
-                raise ConfigurationError(
-                    f"client_weights must have one entry for each of the {len(masses)} newcomers, "
-                    f"got {len(weights)}"
-                )
-        before, shown = self._weights.total, self._shown()
-        self._weights.add(self._weights.unit * weights)
-        ids = self._admit(masses, weights)
-        if self._defences.guarded:
-            scale = shown.scale if isinstance(shown, Capped) else 1.0
-            newcomers = scale * (1.0 / mass_without(self._distribution, ids) - 1.0)
-            self._defences.rescale(1.0 / (1.0 + newcomers))
-        self._membership_changed(before / self._weights.total)
-        return ids
-
-    def remove_clients(self, clients: ArrayLike) -> None:
-        """Let clients leave for good; an id is not used again.
-
-        The others keep their proportions exactly: the distribution is the old one, given that none of those
-        who left is drawn. So nobody's probability falls, and no weight rises. MABS, VRB, K-Vib, Avare and
-        empirical Bayes are formulas of all clients, a least share for each included; the formula applies
-        again, to those who are left, with the next feedback. (Where a guard's ``largest_probability`` is
-        reached, it goes before proportions.)
-        """
-        leaving = self._present_ids("clients", clients)
-        if not len(leaving):
-            return
-        self.check_leaving(leaving)
-        before = self._weights.total
-        if self._defences.guarded:
-            self._defences.rescale(1.0 / mass_without(self._shown(), leaving))
-        self._weights.remove(leaving)
-        self._distribution.remove(leaving)
-        self._membership_changed(before / self._weights.total)
-
-    def check_leaving(self, leaving: IntArray) -> None:
-        """Raise a ConfigurationError if the sampler can't go on without ``leaving``."""
-        left = self.num_clients - len(leaving)
-        least = 1 if self._design == "with_replacement" else self._cohort_size
-        if left < least:
-            raise ConfigurationError(
-                f"clients must leave at least {least} others behind, got {len(leaving)} of {self.num_clients}"
-            )
-        for what, roster in (("weight", self._weights), ("prior mass", self._roster)):
-            mass = float(roster.masses(leaving).sum())
-            if roster.total - mass <= 1e-12 * roster.total and not roster.masses(None).sum() > mass:
-                raise ConfigurationError(f"clients must leave some {what} behind, got all of it")
-
-    # State -------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that a continued run needs: plain arrays, numbers and strings, nothing to unpickle."""
-        weights = {f"weights.{name}": value for name, value in self._weights.state().items()}
-        return {
-            "kind": type(self).__name__,
-            "version": STATE_VERSION,
-            "seed": self._generator.seed,
-            "round_index": self._round_index,
-            "open_rounds": np.array(list(self._open.keys()), dtype=np.int64),
-            "open_tickets": np.array(list(self._open.values()), dtype=np.int64),
-            **{f"config.{name}": value for name, value in self._all_config().items()},
-            **weights,
-            **self._roster.state(),
-            **self._defences.state(),
-            **self._state(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state: the run then equals the unbroken one to the bit.
-
-        The sampler must have been built with the settings of the one that was saved; the seed comes from
-        the state.
-        """
-        if not isinstance(state, Mapping):
-            raise StateError(f"state must be a mapping, as state_dict gives it, got {type(state).__name__}")
-        kind, version = text(state, "kind"), text(state, "version")
-        if kind != type(self).__name__:
-            raise StateError(f"state must be of kind {type(self).__name__}, got {kind!r}")
-        if version != STATE_VERSION:
-            raise StateError(f"state must have version {STATE_VERSION}, got {version!r}")
-        for name, value in self._all_config().items():
-            saved = text(state, f"config.{name}")
-            if saved != value:
-                raise StateError(f"state must have been saved with {name} = {value!r}, got {saved!r}")
-        seed, round_index = count(state, "seed"), count(state, "round_index")
-        if seed > LARGEST_SEED or round_index > LARGEST_SEED:
-            raise StateError(f"state must hold a seed and a round below 2^64, got {seed} and {round_index}")
-        rounds = array(state, "open_rounds", np.int64, (None,))
-        tickets = array(state, "open_tickets", np.int64, (len(rounds),))
-        weights = self._weights.restored(state, "weights.")
-        defences = self._defences.restored(state)
-        roster = self._roster.restored(state, "")
-        before = copy(self._roster)
-        self._roster.become(roster)
-        try:
-            self._restore(state)
-        except StateError:
-            self._roster.become(before)
-            raise
-        self._weights, self._defences = weights, defences
-        self._generator, self._identity, self._latest = RoundGenerator(seed), None, None
-        self._round_index = round_index
-        self._open = dict(zip(rounds.tolist(), tickets.tolist(), strict=True))
-
     # Details -----------------------------------------------------------------------------------------
-
-    def _shown(self) -> Distribution:
-        """The distribution that cohorts are drawn from: what was learnt, under the guard's ceilings."""
-        return self._defences.over(self._distribution, self.num_clients)
 
     def _draw_from(self, available: IntArray) -> Weighed:
         if len(available) <= self._cohort_size:
@@ -393,23 +197,6 @@ class BaseSampler(ABC):
         if not len(ids):
             raise AvailabilityError("available must name at least one client, got none")
         return ids
-
-    def _present_ids(self, name: str, values: ArrayLike) -> IntArray:
-        """Ids of clients who are there, ascending, each once."""
-        ids = np.sort(client_ids(name, values, self._roster.ids))
-        repeated = ids[1:][ids[1:] == ids[:-1]]
-        if len(repeated):
-            raise AvailabilityError(f"{name} must name each client once, got {repeated[0]} more than once")
-        gone = ids[~self._roster.present(ids)]
-        if len(gone):
-            raise AvailabilityError(f"{name} must hold ids of clients who are there, but {gone[0]} has left")
-        return ids
-
-    def _weights_of(self, clients: IntArray) -> FloatArray:
-        """lambda_m of ``clients``."""
-        if self._weights.all_alike:
-            return np.full(len(clients), 1.0 / self._weights.total)
-        return self._weights.masses(clients) / self._weights.total
 
     def _recognise(self, cohort: Cohort) -> None:
         if not isinstance(cohort, Cohort):
@@ -428,38 +215,3 @@ class BaseSampler(ABC):
                 f"cohort must be one that this sampler drew, unchanged (with nan for the silent), "
                 f"got one of round {cohort.round_index} that it does not know"
             )
-
-    def _name(self) -> int:
-        """A number that stands for this sampler on its tickets."""
-        if self._identity is None:
-            name = repr((type(self).__name__, self._generator.seed, self._all_config()))
-            self._identity = zlib.crc32(name.encode())
-        return self._identity
-
-    def _all_config(self) -> Config:
-        return {
-            "num_clients": self._founders,
-            "cohort_size": self._cohort_size,
-            "design": self._design,
-            "client_weights": fingerprint(self._given_weights),
-            **self._defences.config(),
-            **self._config(),
-        }
-
-
-def fingerprint(values: FloatArray | None) -> str:
-    """What a state keeps of an array that was given: enough to notice another one."""
-    if values is None:
-        return "uniform"
-    return f"{len(values)} values, crc32 {zlib.crc32(np.ascontiguousarray(values).data):08x}"
-
-
-def require_support(name: str, masses: FloatArray, client_weights: FloatArray | None) -> None:
-    """A client that counts must be possible to draw."""
-    counts = np.ones(len(masses)) if client_weights is None else client_weights
-    missing = np.flatnonzero((masses == 0.0) & (counts > 0.0))
-    if len(missing):
-        raise ConfigurationError(
-            f"{name} must be above 0 for every client with a weight, or the aggregate is biased, "
-            f"got 0 for client {missing[0]}"
-        )

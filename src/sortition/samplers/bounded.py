@@ -16,7 +16,8 @@ from sortition.core.state import count, scalar
 from sortition.core.types import FloatArray
 from sortition.core.validation import client_ids, norms_of, positive_number
 from sortition.core.variance import log_feedback as log_feedback_of
-from sortition.samplers.base import BaseSampler, Common, Config
+from sortition.samplers.base import BaseSampler, Common
+from sortition.samplers.state import Config
 
 
 class Bounded(Common, total=False):

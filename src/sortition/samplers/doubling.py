@@ -8,8 +8,8 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError
 from sortition.core.rates import doubling_epoch
 from sortition.core.types import FloatArray
-from sortition.samplers.base import Config
 from sortition.samplers.meta import Meta, MetaSampler
+from sortition.samplers.state import Config
 
 
 class DoublingOSMDSampler(MetaSampler):

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.types import FloatArray
-from sortition.core.validation import distribution
+from sortition.core.validation import distribution, require_support
 from sortition.engine.roster import Roster
-from sortition.samplers.base import require_support
 
 
 def prior_roster(

@@ -8,10 +8,11 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
-from sortition.core.validation import distribution
+from sortition.core.validation import distribution, require_support
 from sortition.engine.prior import Prior
 from sortition.engine.roster import Roster
-from sortition.samplers.base import BaseSampler, Common, Config, fingerprint, require_support
+from sortition.samplers.base import BaseSampler, Common
+from sortition.samplers.state import Config, fingerprint
 
 
 class FixedSampler(BaseSampler):

@@ -15,8 +15,9 @@ from sortition.core.state import array
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, whole_number
 from sortition.engine.dense import Dense
-from sortition.samplers.base import Common, Config
+from sortition.samplers.base import Common
 from sortition.samplers.bounded import Bounded, BoundedSampler
+from sortition.samplers.state import Config
 
 
 def require_independent(sampler: str, common: Common) -> None:

@@ -13,8 +13,8 @@ from sortition.core.simplex import LARGEST_STEP
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, whole_number
 from sortition.engine.lifted import Lifted
-from sortition.samplers.base import Config
 from sortition.samplers.bounded import Bounded, BoundedSampler
+from sortition.samplers.state import Config
 
 
 class MABSSampler(BoundedSampler):

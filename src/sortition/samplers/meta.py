@@ -16,9 +16,9 @@ from sortition.core.state import count
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, positive_number
 from sortition.engine.ensemble import Ensemble
-from sortition.samplers.base import Config, fingerprint
 from sortition.samplers.bounded import Bounded, BoundedSampler
 from sortition.samplers.experts import prior_roster
+from sortition.samplers.state import Config, fingerprint
 
 
 class Meta(Bounded, total=False):

@@ -13,8 +13,9 @@ from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, positive_number
 from sortition.engine.ensemble import Ensemble
-from sortition.samplers.base import BaseSampler, Common, Config, fingerprint
+from sortition.samplers.base import BaseSampler, Common
 from sortition.samplers.experts import prior_roster
+from sortition.samplers.state import Config, fingerprint
 
 
 class OSMDSampler(BaseSampler):

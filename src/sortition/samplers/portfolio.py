@@ -18,7 +18,8 @@ from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number
 from sortition.engine.crowd import VANISHING
 from sortition.engine.drawing import mass_without
-from sortition.samplers.base import BaseSampler, Config
+from sortition.samplers.base import BaseSampler
+from sortition.samplers.state import Config
 
 CAUTION = 0.2
 """The scale-free meta rate: what a loss of twice the mixture's costs an expert in a round, in logs."""

@@ -12,8 +12,8 @@ from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction
 from sortition.engine.lifted import Lifted
-from sortition.samplers.base import Config
 from sortition.samplers.bounded import Bounded, BoundedSampler
+from sortition.samplers.state import Config
 
 
 class VRBSampler(BoundedSampler):
