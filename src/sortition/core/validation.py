@@ -34,10 +34,7 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
 
 def positive_number(name: str, value: Any) -> float:
     """``value`` as a finite float above zero."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _real(value)
     if not (math.isfinite(number) and number > 0.0):
         raise ConfigurationError(f"{name} must be a finite number above 0, got {value!r}")
     return number
@@ -45,10 +42,7 @@ def positive_number(name: str, value: Any) -> float:
 
 def fraction(name: str, value: Any) -> float:
     """``value`` as a float in (0, 1]."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _real(value)
     if not 0.0 < number <= 1.0:
         raise ConfigurationError(f"{name} must lie in (0, 1], got {value!r}")
     return number
@@ -56,10 +50,7 @@ def fraction(name: str, value: Any) -> float:
 
 def number_between(name: str, value: Any, least: float, most: float) -> float:
     """``value`` as a float in [least, most]."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _real(value)
     if not least <= number <= most:
         raise ConfigurationError(f"{name} must lie in [{least}, {most}], got {value!r}")
     return number
@@ -145,6 +136,14 @@ def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
             f"{name} must hold ids of existing clients, 0 to {num_clients - 1}, got {unknown[0]}"
         )
     return ids
+
+
+def _real(value: Any) -> float:
+    """``value`` as a float; nan where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _floats(name: str, values: ArrayLike, error: type[SortitionError]) -> FloatArray:

@@ -14,19 +14,19 @@ from sortition.engine.roster import Roster
 class Ensemble(Crowd):
     r"""E distributions above the floor and their weights: the state of Algorithm 5.
 
-    Equal to ``core.experts`` to rounding error. The floor is ``floor`` times the prior. When clients leave,
-    the prior of the others grows, and with it their floor: one that stood on it may be just below until the
-    next round's projection.
+    Equal to ``core.experts`` to rounding error. The floor is ``exploration`` times the prior. When clients
+    leave, the prior of the others grows, and with it their floor: one that stood on it may be just below
+    until the next round's projection.
 
-    >>> ensemble = Ensemble(Roster(10**9, None), floor=0.4, experts=2)
+    >>> ensemble = Ensemble(Roster(10**9, None), exploration=0.4, experts=2)
     >>> ensemble.advance(np.array([7]), np.array([1.0]), np.array([0.0]), 1, np.log([1e-19, 1e-18]), 0.0)
     >>> ensemble.look_up(np.array([7, 8])) * 1e9
     array([1.50844864, 1.        ])
     """
 
-    def __init__(self, roster: Roster, *, floor: float, experts: int) -> None:
+    def __init__(self, roster: Roster, *, exploration: float, experts: int) -> None:
         super().__init__(roster, experts=experts)
-        self.floor = floor
+        self.exploration = exploration
         self.log_weights = np.log(initial_expert_weights(experts))
 
     def advance(
@@ -47,7 +47,7 @@ class Ensemble(Crowd):
             cohort_size,
             log_rates,
             log_meta_rate,
-            self.floor,
+            self.exploration,
             self.roster.total,
             self.roster.of_all,
             self._table.places,

@@ -20,7 +20,7 @@ SLACK = 1.0 - 1e-12
 
 
 @njit(cache=True)
-def _settle(trees: forest.Trees, floor: float, total_mass: float) -> float:
+def _settle(trees: forest.Trees, exploration: float, total_mass: float) -> float:
     r"""The factor c with :math:`\sum_m w_m \max(\epsilon, c\,y_m) = W`, everybody on their side of the floor.
 
     The sum is convex and increasing in c, and each turn is a step of Newton's method on it: from the second
@@ -30,15 +30,15 @@ def _settle(trees: forest.Trees, floor: float, total_mass: float) -> float:
     _, _, nodes, _ = trees
     root = nodes[-1]
     ones, limits = np.ones(1), np.empty(1)
-    if floor >= 1.0:
+    if exploration >= 1.0:
         limits[0] = np.inf
         forest.sweep(trees, limits, ones, limits, True)
         return 0.0
     turn = 0
     while True:
         if root[forest.SUM, 0] > 0.0:
-            factor = (total_mass - floor * (total_mass - root[forest.MASS, 0])) / root[forest.SUM, 0]
-            threshold = SLACK * floor / factor
+            factor = (total_mass - exploration * (total_mass - root[forest.MASS, 0])) / root[forest.SUM, 0]
+            threshold = SLACK * exploration / factor
             settled = root[forest.LEAST, 0] >= threshold and root[forest.MOST, 0] <= threshold
             if settled or (turn > 2 and threshold <= limits[0]):
                 return float(factor)
@@ -54,6 +54,8 @@ def _settle(trees: forest.Trees, floor: float, total_mass: float) -> float:
 class Greedy(ShiftedCrowd):
     r"""Each client in proportion to its height h, but not below the floor, which may move at any time.
 
+    With :math:`\epsilon` = ``exploration``, the floor's ratio to the prior q,
+
     .. math:: p_m = \max(\epsilon\,q_m,\; c\,h_m), \qquad \textstyle\sum_m p_m = 1
 
     Clients not met have h = 0. Those whose share is below the floor are remembered, and rise again when the
@@ -61,40 +63,40 @@ class Greedy(ShiftedCrowd):
     come and go, c and :math:`\epsilon` are multiplied by one factor until the next ``record``.
 
     >>> greedy = Greedy(Roster(4, None))
-    >>> greedy.record(np.array([0, 1]), np.log([1.0, 8.0]), floor=0.4)
+    >>> greedy.record(np.array([0, 1]), np.log([1.0, 8.0]), exploration=0.4)
     >>> greedy.everybody()
     array([0.1, 0.7, 0.1, 0.1])
-    >>> greedy.record(np.array([1]), np.log([2.0]), floor=0.2)
+    >>> greedy.record(np.array([1]), np.log([2.0]), exploration=0.2)
     >>> greedy.everybody()
     array([0.3 , 0.6 , 0.05, 0.05])
     """
 
     def __init__(self, roster: Roster) -> None:
         super().__init__(roster, experts=1)
-        self.floor = 1.0
+        self.exploration = 1.0
 
-    def record(self, clients: IntArray, log_heights: FloatArray, *, floor: float) -> None:
+    def record(self, clients: IntArray, log_heights: FloatArray, *, exploration: float) -> None:
         """Set the heights of ``clients``, and the floor for all."""
-        self.floor = floor
+        self.exploration = exploration
         with np.errstate(divide="ignore"):
             per_mass = log_heights - np.log(self.roster.masses(clients))  # as ratios are
         self.note(clients, per_mass)
 
     def settle(self) -> None:
         """Let everybody cross to their side of the floor, and make them sum to one."""
-        factor = _settle(self.trees, self.floor, self.roster.total)
+        factor = _settle(self.trees, self.exploration, self.roster.total)
         self.scales[0] = factor
-        self.bases[0] = self.floor if factor > 0.0 else 1.0
+        self.bases[0] = self.exploration if factor > 0.0 else 1.0
 
     def state(self) -> dict[str, Any]:
         """That of a shifted crowd, with the floor."""
-        return {**super().state(), "floor": self.floor}
+        return {**super().state(), "exploration": self.exploration}
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 1) -> None:
         """Take back what ``state`` gave."""
-        floor = float(scalar(state, "floor"))
+        exploration = float(scalar(state, "exploration"))
         super().restore(state, experts=experts)
-        self.floor = floor
+        self.exploration = exploration
 
     def _write(self, slots: IntArray) -> None:
         """As remembered: ``settle`` lets them rise."""

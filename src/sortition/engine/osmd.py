@@ -31,7 +31,7 @@ def advance(
     cohort_size: int,
     log_rates: FloatArray,
     log_meta_rate: float,
-    floor: float,
+    exploration: float,
     total_mass: float,
     prior: Masses,
     table: Places,
@@ -61,8 +61,8 @@ def advance(
             log_step = log_rates[e] + log_share - 2.0 * log_probabilities[i, e]
             steps[i, e] = np.exp(min(log_step, LOG_LARGEST_STEP))
     _reweigh(log_weights, log_meta_rate, losses)
-    _raise(met, steps, log_probabilities, floor, total_mass, trees, experts)
-    _project(floor, total_mass, trees, experts)
+    _raise(met, steps, log_probabilities, exploration, total_mass, trees, experts)
+    _project(exploration, total_mass, trees, experts)
     return count
 
 
@@ -91,7 +91,7 @@ def _raise(
     met: IntArray,
     steps: FloatArray,
     log_probabilities: FloatArray,
-    floor: float,
+    exploration: float,
     total_mass: float,
     trees: Trees,
     experts: Experts,
@@ -108,7 +108,7 @@ def _raise(
         elif scales[e] < SMALLEST_SCALE:
             rebased = True
     if rebased:
-        _rebase(steps, log_probabilities, shifts, floor, trees, experts)
+        _rebase(steps, log_probabilities, shifts, exploration, trees, experts)
     for i in range(met.size):
         for e in range(scales.size):
             if steps[i, e] > 0.0:
@@ -122,7 +122,7 @@ def _rebase(
     steps: FloatArray,
     log_probabilities: FloatArray,
     shifts: FloatArray,
-    floor: float,
+    exploration: float,
     trees: Trees,
     experts: Experts,
 ) -> None:
@@ -138,7 +138,7 @@ def _rebase(
     for e in range(scales.size):
         if shifts[e] > 0.0:
             drawn = np.sum(np.exp(log_probabilities[:, e] + steps[:, e] - shifts[e]))
-            thresholds[e] = 0.5 * floor * drawn
+            thresholds[e] = 0.5 * exploration * drawn
         if shifts[e] > 0.0 or scales[e] < SMALLEST_SCALE:
             factors[e] = scales[e] * np.exp(-shifts[e])
             limits[e] = np.inf
@@ -148,7 +148,7 @@ def _rebase(
 
 
 @njit(cache=True)
-def _project(floor: float, total_mass: float, trees: Trees, experts: Experts) -> None:
+def _project(exploration: float, total_mass: float, trees: Trees, experts: Experts) -> None:
     r"""Scale every expert's ratios so that they sum to one above the floor (Algorithm 2).
 
     With the base at :math:`r_0` the factor is :math:`c = W / (s \sum w y + r_0 W_0)`; where that takes the
@@ -172,9 +172,9 @@ def _project(floor: float, total_mass: float, trees: Trees, experts: Experts) ->
                 continue
             below = max(total_mass - root[forest.MASS, e], 0.0)
             factors[e] = total_mass / (above + bases[e] * below)
-            if factors[e] * bases[e] < floor:
-                factors[e] = (total_mass - floor * below) / above
-            threshold = floor / (scales[e] * factors[e])
+            if factors[e] * bases[e] < exploration:
+                factors[e] = (total_mass - exploration * below) / above
+            threshold = exploration / (scales[e] * factors[e])
             if root[forest.LEAST, e] < threshold:
                 thresholds[e] = threshold
                 falling = True
@@ -183,4 +183,4 @@ def _project(floor: float, total_mass: float, trees: Trees, experts: Experts) ->
         forest.sweep(trees, thresholds, ones, thresholds, False)
     for e in range(scales.size):
         scales[e] *= factors[e]
-        bases[e] = max(bases[e] * factors[e], floor)
+        bases[e] = max(bases[e] * factors[e], exploration)

@@ -16,8 +16,11 @@ class AdaptiveOSMDSampler(MetaSampler):
               \theta^{t+1}_e \propto \theta^t_e \exp\{-\gamma\,\hat l_t(\hat p^t_e; \hat p^t)\}
 
     with the rates of Equation 22, their number of Equation 23 and :math:`\gamma` of Theorem 8.
-    ``rate_scale`` multiplies the rates, 1 being the text; ``feedback_bound`` is :math:`A_{\max}`, by
-    default the largest of the first feedback. ``num_rounds`` fixes the rates; a run may go on beyond it.
+    ``num_rounds`` fixes the rates; a run may go on beyond it. ``rate_scale`` multiplies them, 1 being the
+    text; ``feedback_bound`` is :math:`A_{\max}`, by default the largest of the first feedback;
+    ``exploration`` is :math:`\alpha` (0.4), and ``prior`` the distribution that the experts start from and
+    that the floor is a share of (uniform). Further keywords are those of every sampler:
+    ``client_weights``, ``design``, ``seed``, ``guard`` and ``privacy``.
 
     >>> sampler = AdaptiveOSMDSampler(num_clients=100, cohort_size=5, num_rounds=1000)
     >>> for _ in range(200):

@@ -25,7 +25,9 @@ class AvareSampler(BaseSampler):
 
     with C = M, :math:`\delta = 1` and :math:`p_{\min} = 0`; uniform while all h are 0. The minimum is
     :math:`\max(\epsilon_t, c\,h_m)`, the same shape as the projection of Algorithm 2, which computes it.
-    t counts the rounds that had feedback.
+    t counts the rounds that had feedback. C is ``floor_offset``, :math:`\delta` is ``floor_decay`` and
+    :math:`p_{\min}` is ``smallest_floor``; further keywords are those of every sampler: ``client_weights``,
+    ``design``, ``seed``, ``guard`` and ``privacy``.
 
     >>> sampler = AvareSampler(num_clients=4, cohort_size=1)
     >>> cohort = sampler.draw()
@@ -62,8 +64,8 @@ class AvareSampler(BaseSampler):
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         self._learnt_rounds += 1
-        floor = self.floor() * self.num_clients
-        self._greedy.record(cohort.clients, 0.5 * log_feedback, floor=floor)
+        exploration = self.floor() * self.num_clients
+        self._greedy.record(cohort.clients, 0.5 * log_feedback, exploration=exploration)
 
     def _config(self) -> Config:
         return {

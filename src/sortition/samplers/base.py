@@ -27,12 +27,19 @@ class Common(TypedDict, total=False):
     """The keywords that every sampler takes."""
 
     num_clients: Required[int]
+    """M."""
     cohort_size: Required[int]
+    """K, the draws of a round."""
     client_weights: ArrayLike | None
+    """lambda, what each client counts for in the aggregate; 1/M each if not given."""
     design: Design
+    """How a cohort is drawn from the probabilities: with replacement, unless said otherwise."""
     seed: int
+    """Of all randomness of a run."""
     guard: Guard | None
+    """Defences against clients that lie about their norms; none, except in the default sampler."""
     privacy: NormPrivacy | None
+    """Clip and noise for the norms before anything is learnt from them; none by default."""
 
 
 class BaseSampler(Saved):
@@ -146,7 +153,7 @@ class BaseSampler(Saved):
             here = self._roster.present(heard.clients)
             heard, values = heard.only(here), values[here]
         if len(heard):
-            values = self._defences.clipped(heard, values)
+            values = self._defences.clipped(heard, values, self._weights_of)
             before = self._shown().look_up(heard.clients) if self._defences.guarded else None
             self._learn(heard, log_feedback(self._weights, heard.clients, values))
             if before is not None:

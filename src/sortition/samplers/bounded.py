@@ -24,6 +24,7 @@ class Bounded(Common, total=False):
     """The keywords of a sampler that needs a bound on the feedback."""
 
     feedback_bound: float | None
+    """A_max; the largest of the first feedback if not given."""
 
 
 class BoundedSampler(BaseSampler):

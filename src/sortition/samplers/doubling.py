@@ -18,7 +18,7 @@ class DoublingOSMDSampler(MetaSampler):
     Epoch b holds the rounds :math:`2^{b-1} \le t < 2^b` and runs Algorithm 5 with T = :math:`2^{b-1}`, which
     makes its rates those of Equations 27 and 28. ``restart="mixture"`` carries on from the distribution at
     hand, as the paper advises; ``restart="prior"`` forgets it, as its theorem assumes. t counts the rounds
-    that had feedback.
+    that had feedback. All other keywords are those of ``AdaptiveOSMDSampler``, without ``num_rounds``.
 
     >>> sampler = DoublingOSMDSampler(num_clients=100, cohort_size=5)
     >>> counts = []

@@ -19,7 +19,8 @@ class FixedSampler(BaseSampler):
     r"""Draws from ``probabilities``, whatever happens.
 
     With :math:`p_m \propto \lambda_m L_m`, :math:`L_m` the smoothness constant of client m's loss, this is
-    the importance sampling :math:`p^{\mathrm{IS}}` of Section 7.4.
+    the importance sampling :math:`p^{\mathrm{IS}}` of Section 7.4. Further keywords are those of every
+    sampler: ``client_weights``, ``design``, ``seed``, ``guard`` and ``privacy``.
 
     >>> sampler = FixedSampler(num_clients=2, cohort_size=1, probabilities=[0.2, 0.8])
     >>> sampler.probabilities([1])

@@ -24,8 +24,10 @@ class MABSSampler(BoundedSampler):
               v_m \mathrel{+}= \delta\, a_m / p_m^3 \text{ for each draw}, \qquad
               \delta = \sqrt{\frac{\eta^4 \ln M}{T M^5 \bar a^2}}
 
-    :math:`\eta` is ``exploration`` and :math:`\bar a` is ``feedback_bound``. For designs other than with
-    replacement ``count / p`` is ``K weight``, which is the same number where there is replacement.
+    :math:`\eta` is ``exploration`` and :math:`\bar a` is ``feedback_bound``, by default the largest of the
+    first feedback. For designs other than with replacement ``count / p`` is ``K weight``, which is the same
+    number where there is replacement. Further keywords are those of every sampler: ``client_weights``,
+    ``design``, ``seed``, ``guard`` and ``privacy``.
 
     >>> sampler = MABSSampler(num_clients=3, cohort_size=1, num_rounds=10, feedback_bound=1.0)
     >>> cohort = sampler.draw()

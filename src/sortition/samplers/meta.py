@@ -25,8 +25,11 @@ class Meta(Bounded, total=False):
     """The keywords of a sampler that mixes OSMD experts."""
 
     exploration: float
+    """alpha, the least ratio of a probability to the prior; 0.4 by default."""
     prior: ArrayLike | None
+    """Where the experts start; uniform by default."""
     rate_scale: float
+    """What the experts' rates are multiplied by; 1, the text, by default."""
 
 
 class MetaSampler(BoundedSampler):
@@ -45,7 +48,9 @@ class MetaSampler(BoundedSampler):
         self._rate_scale = positive_number("rate_scale", rate_scale)
         self._given_prior, self._roster = prior_roster(prior, self._founders, self._given_weights)
         experts = self._num_experts(self._learnt_rounds)
-        self._distribution = self._experts = Ensemble(self._roster, floor=self._exploration, experts=experts)
+        self._distribution = self._experts = Ensemble(
+            self._roster, exploration=self._exploration, experts=experts
+        )
         self._rates: tuple[Hashable, FloatArray, float] = (None, np.zeros(0), 0.0)
 
     @property

@@ -25,7 +25,9 @@ class OSMDSampler(BaseSampler):
               \eta\,\langle p, \nabla\hat l_t(\hat p^t)\rangle + D_\Phi(p \,\|\, \hat p^t),
               \qquad \mathcal A = \{p \ge \alpha \cdot \mathrm{prior}\}
 
-    ``core.rates.learning_rate`` gives the rate that the theory asks for (Equation 20).
+    ``core.rates.learning_rate`` gives the rate that the theory asks for (Equation 20). ``exploration`` is
+    :math:`\alpha`; ``prior`` is also where it starts (uniform). Further keywords are those of every sampler:
+    ``client_weights``, ``design``, ``seed``, ``guard`` and ``privacy``.
 
     >>> sampler = OSMDSampler(num_clients=4, cohort_size=1, learning_rate=0.05, exploration=0.4)
     >>> cohort = sampler.draw()
@@ -46,7 +48,7 @@ class OSMDSampler(BaseSampler):
         self._learning_rate = positive_number("learning_rate", learning_rate)
         self._exploration = fraction("exploration", exploration)
         self._given_prior, self._roster = prior_roster(prior, self._founders, self._given_weights)
-        self._distribution = self._expert = Ensemble(self._roster, floor=self._exploration, experts=1)
+        self._distribution = self._expert = Ensemble(self._roster, exploration=self._exploration, experts=1)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         log_rates = np.array([math.log(self._learning_rate)])

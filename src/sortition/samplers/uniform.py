@@ -13,6 +13,9 @@ from sortition.samplers.base import BaseSampler, Common
 class UniformSampler(BaseSampler):
     r"""Draws uniformly, :math:`p_m = 1/M`, and learns nothing.
 
+    Its keywords are those of every sampler: ``num_clients``, ``cohort_size``, ``client_weights``, ``design``,
+    ``seed``, ``guard`` and ``privacy``.
+
     >>> sampler = UniformSampler(num_clients=4, cohort_size=2, seed=1)
     >>> sampler.probabilities()
     array([0.25, 0.25, 0.25, 0.25])

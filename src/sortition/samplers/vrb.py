@@ -23,7 +23,9 @@ class VRBSampler(BoundedSampler):
               w_m \mathrel{+}= a_m / p_m \text{ for each draw}
 
     :math:`\theta` is ``exploration`` (0.4 in the paper's comparison, :math:`(M/T)^{1/3}` in theory) and L is
-    ``feedback_bound``. ``count / p`` at draw time is ``K weight``. Kept in logs.
+    ``feedback_bound``, by default the largest of the first feedback. ``count / p`` at draw time is
+    ``K weight``. Kept in logs. Further keywords are those of every sampler: ``client_weights``, ``design``,
+    ``seed``, ``guard`` and ``privacy``.
 
     >>> sampler = VRBSampler(num_clients=3, cohort_size=1, exploration=0.5, feedback_bound=1.0)
     >>> cohort = sampler.draw()
