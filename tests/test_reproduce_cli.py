@@ -83,6 +83,23 @@ def test_a_second_start_runs_nothing(everything):
     (everything / "fig7" / "report.html").unlink()
 
 
+def test_pages_are_filled_and_only_pictures_that_they_show_are_drawn(everything, tmp_path):
+    one, two = tmp_path / "one.md", tmp_path / "two.md"
+    one.write_text("Mine.\n\n![seven](pictures/fig7.svg)\n\n<!-- fig7 -->\nold\n<!-- end -->\n\nMine too.\n")
+    two.write_text("<!-- provenance -->\n<!-- end -->\n<!-- fig1 -->\nnot run\n<!-- end -->\n")
+    result = invoke("fig7", "--quick", "--out", str(everything), "--docs", str(one), "--docs", str(two))
+    assert result.exit_code == 0
+    (everything / "fig7" / "report.html").unlink()
+    text = one.read_text()
+    assert text.startswith("Mine.\n")
+    assert text.endswith("<!-- end -->\n\nMine too.\n")
+    assert "| σ = 10 | without replacement |" in text
+    assert "old" not in text
+    assert "Made on" in two.read_text()
+    assert "not run" in two.read_text()
+    assert [path.name for path in tmp_path.rglob("*.svg")] == ["fig7.svg"]
+
+
 def contents(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
@@ -108,6 +125,37 @@ class TestBadInput:
         assert "got 'ours'" in self.refused("fig1", "--variant", "ours", "--out", str(tmp_path / "out"))
         assert "got '0'" in self.refused("fig1", "--jobs", "0", "--out", str(tmp_path / "out"))
         assert not (tmp_path / "out").exists()
+
+    def test_an_empty_name_is_not_the_current_directory(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert "'--out': expected a directory, got ''" in self.refused("fig5", "--quick", "--out", "")
+        assert "'--data': expected a directory, got ''" in self.refused("fig5", "--quick", "--data", "")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_figure_named_twice_is_made_once(self, tmp_path):
+        result = invoke("fig5", "fig5", "--quick", "--out", str(tmp_path))
+        assert result.exit_code == 0
+        assert result.stdout.count("fig5: ") == 1
+
+    def test_a_file_in_the_place_of_a_directory(self, tmp_path):
+        (tmp_path / "fig5").write_text("mine")
+        assert "got a file" in self.refused("fig5", "--quick", "--out", str(tmp_path))
+        assert (tmp_path / "fig5").read_text() == "mine"
+
+    def test_a_directory_in_the_place_of_a_file(self, tmp_path):
+        (tmp_path / "fig5" / "figure.png").mkdir(parents=True)
+        assert "figure.png must be a file" in self.refused("fig5", "--quick", "--out", str(tmp_path))
+        assert not list(tmp_path.rglob("*.part"))
+
+    @pytest.mark.parametrize(
+        "page", [b"no marks", b"<!-- fig5 -->\nno end", b"<!-- end -->\n<!-- fig5 -->\n", b"\xff\xfe"]
+    )
+    def test_a_page_that_can_not_be_filled_is_refused_before_the_work(self, tmp_path, page):
+        docs, out = tmp_path / "page.md", tmp_path / "out"
+        docs.write_bytes(page)
+        assert "page.md" in self.refused("fig5", "--quick", "--out", str(out), "--docs", str(docs))
+        assert docs.read_bytes() == page
+        assert not out.exists()
 
     def test_no_figure(self):
         assert "FIGURE" in self.refused()

@@ -13,7 +13,7 @@ from sortition.cli.options import whole_number
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.reproduce import FIGURES, FULL, QUICK, VARIANTS, Result, Variant, execute, plan
 from sortition.experiments.reproduce.store import write_whole
-from sortition.reports.markdown import fill_page
+from sortition.reports.markdown import fill_page, read_page
 from sortition.reports.reproduction import check_outputs, provenance, report_page, write_figure
 
 EVERYTHING = "all"
@@ -25,6 +25,13 @@ def known_figures(names: list[str]) -> list[str]:
         if name not in (*FIGURES, EVERYTHING):
             raise typer.BadParameter(f"expected {', '.join(FIGURES)} or {EVERYTHING}, got {name!r}.")
     return list(FIGURES) if EVERYTHING in names else list(dict.fromkeys(names))
+
+
+def directory(text: str) -> Path:
+    """A path, but not an empty one: that would be the current directory, and is a variable not set."""
+    if not str(text):
+        raise typer.BadParameter("expected a directory, got ''.")
+    return Path(text)
 
 
 def known_variant(name: str) -> str:
@@ -43,8 +50,8 @@ def reproduce_command(
     out: Annotated[
         Path | None,
         typer.Option(
+            parser=directory,
             metavar="DIR",
-            file_okay=False,
             show_default="reproduction, or reproduction-quick",
             help="Where results go; finished runs found there are not run again.",
         ),
@@ -61,17 +68,19 @@ def reproduce_command(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Directory with mnist, kmnist and fashion-mnist as IDX files (fig6)."
+            parser=directory,
+            metavar="DIR",
+            help="Directory with mnist, kmnist and fashion-mnist as IDX files (fig6).",
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
     docs: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Also fill the marked blocks of this Markdown page (docs/reproduction.md).",
+            help="Also fill the marked blocks of this Markdown page; several times for several pages.",
         ),
     ] = None,
 ) -> None:
@@ -82,6 +91,8 @@ def reproduce_command(
     scale = QUICK if quick else FULL
     variants = VARIANTS if variant == "both" else (cast(Variant, variant),)
     check_outputs([target / name for name in figures], quick)
+    for markdown in docs or ():
+        read_page(markdown)
     todo = plan(figures, target, variants=variants, scale=scale, data=data)
     if todo.kept:
         typer.echo(f"{todo.kept} finished runs found in {todo.store.directory}", err=True)
@@ -99,8 +110,8 @@ def reproduce_command(
     page = target / "report.html" if len(results) > 1 else target / figures[0] / "report.html"
     write_whole(page, report_page(results, origin).encode())
     typer.echo(f"Report: {page.resolve()}")
-    if docs is not None:
-        typer.echo(f"Filled in {docs}: {', '.join(fill_page(docs, results, origin))}")
+    for markdown in docs or ():
+        typer.echo(f"Filled in {markdown}: {', '.join(fill_page(markdown, results, origin))}")
 
 
 def _print_numbers(result: Result) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,12 @@ VARIANT_NAMES = {"text": "text", "authors": "authors' code"}
 
 
 def fill_page(page: Path, results: Sequence[Result], provenance: dict[str, Any]) -> list[str]:
-    """Replace what stands between ``<!-- NAME -->`` and ``<!-- end -->``, and draw ``figures/NAME.svg``.
+    """Replace what stands between ``<!-- NAME -->`` and ``<!-- end -->``, and draw the pictures NAME.svg.
 
-    Blocks of figures that were not run stay as they are. Returns the names of the blocks replaced.
+    Blocks of figures that were not run stay as they are, and only pictures that the page shows are drawn.
+    Returns the names of the blocks replaced.
     """
-    try:
-        text = page.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(
-            f"the page must be a file that can be read, got {str(page)!r} ({error.strerror})"
-        ) from None
+    text = read_page(page)
     blocks = _blocks(results, provenance)
     filled = []
     for name, block in blocks.items():
@@ -35,12 +32,26 @@ def fill_page(page: Path, results: Sequence[Result], provenance: dict[str, Any])
         if found:
             text = f"{before}{opening}\n{block}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
             filled.append(name)
-    pictures = page.parent / "figures"
-    pictures.mkdir(exist_ok=True)
     for result in results:
-        write_whole(pictures / f"{result.figure.name}.svg", picture_svg(chart(result)))
+        for picture in re.findall(rf"\((\S*\b{result.figure.name}\.svg)\)", text):
+            write_whole(page.parent / picture, picture_svg(chart(result)))
     write_whole(page, text.encode())
     return filled
+
+
+def read_page(page: Path) -> str:
+    """The text of a page that can be filled: it has marks, and an end to each."""
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the page must be text that can be read, got {str(page)!r} ({error})") from None
+    marks = re.findall(r"^<!-- (\S+) -->$", text, re.MULTILINE)
+    if not marks or "end" in marks[::2] or set(marks[1::2]) != {"end"} or len(marks) % 2:
+        raise DataError(
+            f"the page must have blocks that begin with <!-- NAME --> and end with <!-- end -->, got "
+            f"{str(page)!r} with {', '.join(marks) or 'none'}"
+        )
+    return text
 
 
 def _blocks(results: Sequence[Result], provenance: dict[str, Any]) -> dict[str, str]:
@@ -57,6 +68,7 @@ def _blocks(results: Sequence[Result], provenance: dict[str, Any]) -> dict[str, 
         name = result.figure.name
         if result.table:
             blocks["published"] = _published(result)
+            blocks["published-in-the-end"] = _published_in_the_end(result)
         if result.bounds and name == "fig1":
             blocks["bounds"] = _table(
                 ("panel", "regret", "variation of the optimum", "bound of Theorem 8", "kept"),
@@ -83,6 +95,20 @@ def _published(result: Result) -> str:
     columns = ("panel", "sampler", "quantity", "round", "published")
     return _table(
         (*columns, "replayed", "our first 10 runs", f"our {runs} runs", "within", f"text, {ten} runs"),
+        [(*key, *cells) for key, cells in rows.items()],
+    )
+
+
+def _published_in_the_end(result: Result) -> str:
+    """The same after the last round, for a page with less room."""
+    last = max(row["round"] for row in result.table)
+    rows: dict[tuple[Any, ...], list[Any]] = {}
+    for row in result.table:
+        if row["round"] == last:
+            cells = rows.setdefault((row["panel"], row["sampler"], row["quantity"], row["published"]), [])
+            cells += [row["replayed"], row["measured"]] if row["variant"] == "authors" else [row["measured"]]
+    return _table(
+        ("", "sampler", "", "published", "replayed", "our random numbers", "as the text says"),
         [(*key, *cells) for key, cells in rows.items()],
     )
 

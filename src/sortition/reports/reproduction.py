@@ -44,6 +44,8 @@ TABLE_COLUMNS = (
 def check_outputs(directories: Sequence[Path], quick: bool) -> None:
     """Refuse to replace results that are damaged, or those of a full run by those of a quick one."""
     for directory in directories:
+        if directory.exists() and not directory.is_dir():
+            raise DataError(f"{directory} must be a directory or not be there, got a file")
         path = directory / "summary.json"
         if not path.exists():
             continue
@@ -63,7 +65,6 @@ def check_outputs(directories: Sequence[Path], quick: bool) -> None:
 
 def write_figure(result: Result, directory: Path, provenance: dict[str, Any]) -> None:
     """``curves.csv``, ``figure.png``, ``figure.svg`` and, when all is there, ``summary.json``."""
-    directory.mkdir(parents=True, exist_ok=True)
     spec = chart(result)
     write_whole(directory / "curves.csv", _curves(result).encode())
     write_whole(directory / "figure.png", picture_png(spec))

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,17 @@ from sortition.experiments.reproduce.simulate import simulate
 def write_whole(path: Path, content: bytes) -> None:
     """Write beside ``path`` and rename: a reader, or a kill, finds the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.write_bytes(content)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise DataError(
+            f"{path} must be a file that can be written, got an error ({error.strerror}); "
+            "what is finished is kept: start again"
+        ) from None
 
 
 class RunStore:
