@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,11 @@ class Defences:
         """The norms that may be used at all; nan for no reply."""
         return norms if self._noise is None else self._noise.apply(cohort, norms)
 
-    def clipped(self, heard: Cohort, norms: FloatArray) -> FloatArray:
-        """The norms as they may count."""
-        return norms if self._watch is None else self._watch.clip(heard, norms)
+    def clipped(
+        self, heard: Cohort, norms: FloatArray, weights_of: Callable[[IntArray], FloatArray]
+    ) -> FloatArray:
+        """The norms as they may count; ``weights_of`` tells client weights."""
+        return norms if self._watch is None else self._watch.clip(heard, norms, weights_of)
 
     def over(
         self,
@@ -60,6 +62,11 @@ class Defences:
         """Limit the rise of ``clients``, who were learnt from."""
         if self._watch is not None:
             self._watch.hold(clients, before, distribution, num_clients)
+
+    def rescale(self, factor: float) -> None:
+        """Clients came or left, and everybody's probability was multiplied by ``factor``."""
+        if self._watch is not None:
+            self._watch.rescale(factor)
 
     def rescale(self, factor: float) -> None:
         """Clients came or left, and everybody's probability was multiplied by ``factor``."""
