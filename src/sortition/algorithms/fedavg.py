@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sortition.algorithms.local import LocalProblem, train_locally
+from sortition.algorithms.local import LocalProblem, LocalSteps
 from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import positive_number, whole_number
 from sortition.core.variance import aggregate
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(LocalSteps):
     r"""One round of FedAvg: each drawn client takes B local steps, the server moves along their mean.
 
     With :math:`\mu_l` = ``local_step_size``, :math:`B` = ``local_steps``, :math:`\mu` = ``step_size`` and
@@ -31,15 +30,6 @@ class FedAvg:
     (Algorithm 4, line 13) neither vanishes with :math:`\mu_l` nor grows with B where gradients are noise.
     """
 
-    local_step_size: float
-    local_steps: int
-    step_size: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive_number("local_step_size", self.local_step_size)
-        whole_number("local_steps", self.local_steps, least=1)
-        positive_number("step_size", self.step_size)
-
     def __call__(
         self, model: FloatArray, cohort: Cohort, problem: LocalProblem, round_index: int
     ) -> tuple[FloatArray, FloatArray]:
@@ -52,15 +42,7 @@ class FedAvg:
         self, model: FloatArray, clients: IntArray, problem: LocalProblem, round_index: int
     ) -> FloatArray:
         """g_m of ``clients``, one row each: how far, and in which direction, they would move."""
-        trained = train_locally(
-            model,
-            clients,
-            problem,
-            round_index,
-            num_steps=self.local_steps,
-            step_size=self.local_step_size,
-        )
-        return model - trained
+        return self.moves(model, clients, problem, round_index)
 
     def scaled_norms(self, updates: FloatArray) -> FloatArray:
         r""":math:`\|g_m\| / (\mu_l \sqrt B)`."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sortition.algorithms.local import LocalProblem, train_locally
+from sortition.algorithms.local import LocalProblem, LocalSteps
 from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import positive_number, whole_number
 from sortition.core.variance import aggregate
 
 
@@ -31,7 +30,7 @@ class ScaffoldState:
 
 
 @dataclass(frozen=True)
-class Scaffold:
+class Scaffold(LocalSteps):
     r"""One round of SCAFFOLD: local steps corrected by control variates, against the clients' drift.
 
     .. math:: w^{t,b+1}_m = w^{t,b}_m - \mu_l\big(\nabla\phi(w^{t,b}_m; \xi^{t,b}_m) - c_m + c\big), \qquad
@@ -43,15 +42,6 @@ class Scaffold:
     The sampler learns from :math:`\|w^{t+}_m - w^t\|` (last appendix). Uniform draws and weights make this
     the original algorithm; the model's step stays unbiased for any sampler and design.
     """
-
-    local_step_size: float
-    local_steps: int
-    step_size: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive_number("local_step_size", self.local_step_size)
-        whole_number("local_steps", self.local_steps, least=1)
-        positive_number("step_size", self.step_size)
 
     def __call__(
         self, state: ScaffoldState, cohort: Cohort, problem: LocalProblem, round_index: int
@@ -74,13 +64,5 @@ class Scaffold:
         self, state: ScaffoldState, clients: IntArray, problem: LocalProblem, round_index: int
     ) -> FloatArray:
         r""":math:`w^t - w^{t+}_m` of ``clients``, one row each."""
-        trained = train_locally(
-            state.model,
-            clients,
-            problem,
-            round_index,
-            num_steps=self.local_steps,
-            step_size=self.local_step_size,
-            corrections=state.server_control - state.client_controls[clients],
-        )
-        return state.model - trained
+        corrections = state.server_control - state.client_controls[clients]
+        return self.moves(state.model, clients, problem, round_index, corrections)
