@@ -21,7 +21,7 @@ from sortition import (
 from sortition.core.designs import DESIGNS
 from sortition.core.types import FloatArray
 from sortition.samplers.guard import WINDOW, Watch
-from sortition.samplers.outliers import median_and_quantile
+from sortition.samplers.outliers import Fences, all_ordinary, bounds_of, levelled, median_and_quantile
 from sortition.testing import check_sampler
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, train
 
@@ -113,6 +113,104 @@ def test_an_honest_run_is_the_same_to_the_bit(name: str) -> None:
         samplers[0].observe(one, norms)
         samplers[1].observe(other, norms)
     assert samplers[0].suspects() == []
+
+
+# Outliers -----------------------------------------------------------------------------------------------
+
+
+def liars_hold(name: str, guard: Guard | None, lie: float, colluders: int, rounds: int = 150) -> float:
+    """What colluders hold at the end, of 100 clients whose honest norms differ by a factor of two."""
+    honest = np.linspace(1.0, 2.0, 100)
+    sampler = BUILD[name](num_clients=100, cohort_size=10, guard=guard, seed=4)
+    for _ in range(rounds):
+        cohort = sampler.draw()
+        sampler.observe(cohort, honest[cohort.clients] * np.where(cohort.clients < colluders, lie, 1.0))
+    return float(sampler.probabilities()[:colluders].sum())
+
+
+@pytest.mark.parametrize("colluders", [1, 5])
+@pytest.mark.parametrize("lie", [1e3, 1e6, 1e300])
+@pytest.mark.parametrize("name", BUILD)
+def test_outliers_hold_no_more_than_their_share(name: str, lie: float, colluders: int) -> None:
+    for share in (0.5, 0.2):
+        assert liars_hold(name, Guard(outliers_share=share), lie, colluders) <= share * (1.0 + 1e-9)
+    assert liars_hold("avare", None, lie, colluders) > 0.5
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_the_share_of_outliers_is_kept_in_every_round(data: st.DataObject) -> None:
+    """Whatever they report, however few they are: those whose last norm is beyond the bound, together."""
+    sampler = AvareSampler(num_clients=M, cohort_size=K, guard=Guard(outliers_share=0.3), seed=2)
+    watch = sampler._defences._watch
+    assert watch is not None
+    for _ in range(12):
+        cohort = sampler.draw()
+        sampler.observe(cohort, data.draw(st.lists(LIES, min_size=len(cohort), max_size=len(cohort))))
+        if not len(watch._outliers):
+            continue
+        share = max(0.3, watch.bounds.expected_share, watch._outlier_weights.sum())
+        p = sampler.probabilities()
+        everybody = len(watch._outliers) + len(np.setdiff1d(watch._held, watch._outliers)) >= M
+        assert everybody or p[watch._outliers].sum() <= share * (1.0 + 1e-9)
+        assert p.sum() == pytest.approx(1.0)
+
+
+def test_honest_heavy_clients_keep_half_of_the_draws() -> None:
+    """Two of a hundred with fifty times the norms of the others should have half: they do."""
+    held = liars_hold("avare", Guard(), 50.0, 2)
+    assert held == pytest.approx(liars_hold("avare", None, 50.0, 2), rel=0.02)
+    assert held > 0.35
+
+
+def test_who_is_no_outlier_any_more_is_free() -> None:
+    guarded, plain = (AvareSampler(num_clients=M, cohort_size=K, guard=g, seed=1) for g in (Guard(), None))
+    for sampler in (guarded, plain):
+        for t in range(60):
+            cohort = sampler.draw()
+            sampler.observe(cohort, np.where((cohort.clients == 5) & (t < 30), 1e3, 1.0))
+    assert np.array_equal(guarded.probabilities(), plain.probabilities())
+
+
+@given(data=st.data())
+def test_levelling(data: st.DataObject) -> None:
+    """The sum is the share; nobody has more than before; whoever has less stands at the one level."""
+    size = data.draw(st.integers(1, 8))
+    p = np.array(data.draw(st.lists(st.floats(1e-6, 1.0), min_size=size, max_size=size)))
+    weights = np.array(data.draw(st.lists(st.floats(1e-3, 1.0), min_size=size, max_size=size)))
+    share = data.draw(st.floats(0.01, 1.0)) * p.sum()
+    found = levelled(p, weights, share)
+    assert found.sum() == pytest.approx(share)
+    assert np.all(found <= p * (1.0 + 1e-12))
+    cut = found < p * (1.0 - 1e-9)
+    if cut.any():
+        level = (found / weights)[cut]
+        assert level == pytest.approx(np.full(cut.sum(), level[0]))
+        assert np.all((found / weights)[~cut] <= level[0] * (1.0 + 1e-6))
+
+
+def test_the_share_that_log_normal_norms_explain() -> None:
+    """A hundred thousand of them: those above the bound hold what the formula says."""
+    norms = np.exp(2.0 * np.random.default_rng(0).standard_normal(100_000))
+    fences = Fences(outlier_factor=5.0, outlier_fence=1.0, clip_factor=100.0, clip_fence=3.0)
+    bounds = bounds_of(np.log(norms), np.ones(len(norms)), fences)
+    held = norms[np.log(norms) > bounds.outlier].sum() / norms.sum()
+    assert bounds.expected_share == pytest.approx(held, abs=0.02)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60), st.data())
+def test_the_quick_test_agrees_with_the_bounds(norms: list[float], data: st.DataObject) -> None:
+    logs = np.log(np.array(norms))
+    weights = np.array(data.draw(st.lists(st.floats(0.01, 10.0), min_size=len(norms), max_size=len(norms))))
+    fences = Fences(outlier_factor=5.0, outlier_fence=1.0, clip_factor=100.0, clip_fence=3.0)
+    if all_ordinary(logs.max(), logs, weights, 5.0):
+        assert logs.max() <= bounds_of(logs, weights, fences).outlier + 1e-9
+
+
+def test_many_outliers_are_summed_up_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond so many the last replies say whether it is worth while; when it matters, they say so."""
+    monkeypatch.setattr("sortition.samplers.guard.MANY", 3)
+    assert liars_hold("avare", Guard(outliers_share=0.3), 1e6, 5) <= 0.3 * (1.0 + 1e-9)
 
 
 def clip(watch: Watch, cohort: Cohort, norms: FloatArray) -> FloatArray:
@@ -261,6 +359,8 @@ def test_the_guard_survives_saving() -> None:
         ({"largest_rise": 0.5}, "largest_rise must be above 1, got 0.5"),
         ({"largest_rise": float("inf")}, "largest_rise must be a finite number"),
         ({"fence": 0.0}, "fence must be a finite number above 0"),
+        ({"outlier_factor": 1.0}, "outlier_factor must be above 1, got 1.0"),
+        ({"outliers_share": 0.0}, r"outliers_share must lie in \(0, 1\], got 0.0"),
         ({"largest_probability": 0.0}, r"largest_probability must lie in \(0, 1\], got 0.0"),
     ],
 )

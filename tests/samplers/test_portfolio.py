@@ -9,6 +9,7 @@ from sortition import (
     AdaptiveOSMDSampler,
     AvareSampler,
     ConfigurationError,
+    EmpiricalBayesSampler,
     FixedSampler,
     OSMDSampler,
     PortfolioSampler,
@@ -99,3 +100,19 @@ def test_experts_must_agree() -> None:
     used.draw()
     with pytest.raises(ConfigurationError, match="not have drawn"):
         PortfolioSampler(experts=[used])
+
+
+def test_a_portfolio_is_guarded_as_a_whole() -> None:
+    """One client of fifty lies by a million: the guard is on by default, whatever the experts have."""
+    held = {}
+    for name, options in (("guarded", {}), ("not", {"guard": None})):
+        setting = {"num_clients": 50, "cohort_size": 5}
+        experts = [AvareSampler(**setting), EmpiricalBayesSampler(**setting, guard=None)]
+        sampler = PortfolioSampler(experts=experts, **options)
+        for _ in range(100):
+            cohort = sampler.draw()
+            sampler.observe(cohort, np.where(cohort.clients == 9, 1e6, 1.0))
+        held[name] = sampler.probabilities([9]).item()
+        assert [suspect.client for suspect in sampler.suspects()] == ([9] if name == "guarded" else [])
+    assert held["guarded"] <= 0.5 * (1.0 + 1e-9)
+    assert held["not"] > 0.9

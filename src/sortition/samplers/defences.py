@@ -68,11 +68,6 @@ class Defences:
         if self._watch is not None:
             self._watch.rescale(factor)
 
-    def rescale(self, factor: float) -> None:
-        """Clients came or left, and everybody's probability was multiplied by ``factor``."""
-        if self._watch is not None:
-            self._watch.rescale(factor)
-
     @property
     def norm_bound(self) -> float:
         """What a norm counts for at most."""

@@ -212,10 +212,6 @@ class Watch:
             return False
         return bool(np.mean(self._logs > self.bounds.outlier) < 0.5 * self.guard.outliers_share)
 
-    def rescale(self, factor: float) -> None:
-        """Clients came or left, and everybody's probability was multiplied by ``factor``: ceilings too."""
-        self._ceilings = np.minimum(factor * self._ceilings, 1.0)
-
     # State -------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

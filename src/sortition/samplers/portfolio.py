@@ -19,10 +19,14 @@ from sortition.core.validation import positive_number
 from sortition.engine.crowd import VANISHING
 from sortition.engine.drawing import mass_without
 from sortition.samplers.base import BaseSampler
+from sortition.samplers.guard import Guard
+from sortition.samplers.privacy import NormPrivacy
 from sortition.samplers.state import Config
 
 CAUTION = 0.2
 """The scale-free meta rate: what a loss of twice the mixture's costs an expert in a round, in logs."""
+GUARD = Guard()
+"""What a portfolio has unless told otherwise."""
 MEMORY = 0.9
 """How much of the running loss is kept from one round to the next."""
 
@@ -95,6 +99,9 @@ class PortfolioSampler(BaseSampler):
     Every expert learns from every cohort, weighted by how the mixture drew it. With OSMD samplers at the
     rates of Equation 22 and the paper's :math:`\gamma` as ``meta_rate`` this is ``AdaptiveOSMDSampler``.
 
+    What stands between a report and what is learnt from it is the portfolio's: its experts' own ``guard`` and
+    ``privacy`` have nothing to do.
+
     Deviation: without a ``meta_rate``, :math:`\gamma` is 0.2 over the running mean of the mixture's own
     estimated loss, so that neither a horizon nor a bound is needed and the norms' scale does not matter.
 
@@ -112,6 +119,8 @@ class PortfolioSampler(BaseSampler):
         meta_rate: float | None = None,
         design: Design = "with_replacement",
         seed: int = 0,
+        guard: Guard | None = GUARD,
+        privacy: NormPrivacy | None = None,
     ) -> None:
         if not experts or not all(isinstance(expert, BaseSampler) for expert in experts):
             raise ConfigurationError(
@@ -134,6 +143,8 @@ class PortfolioSampler(BaseSampler):
             client_weights=first.given_weights,
             design=design,
             seed=seed,
+            guard=guard,
+            privacy=privacy,
         )
         self._meta_rate = None if meta_rate is None else positive_number("meta_rate", meta_rate)
         self._roster = first.roster
