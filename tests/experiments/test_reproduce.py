@@ -101,34 +101,23 @@ class TestSimulate:
             assert curves["loss"][round_index] == pytest.approx(problem.loss(model))
             assert curves["regret"][round_index] == pytest.approx(total)
 
-    def test_regret_of_the_authors_is_after_the_step_and_without_k(self):
-        """Uniform sampling: sum a M - (sum sqrt a)^2 of the model after each step."""
-        settings = replace(SHORT, variant="authors", sampler="uniform")
-        problem = make_problem(settings, None)
-        model = problem.initial_model()
-        feedback = (problem.all_norms(model, 0) / 100) ** 2
-        sampler = make_sampler(Start(settings, problem, feedback, feedback))
-        algorithm, total = make_algorithm(settings), 0.0
-        curves = simulate(settings)
-        for round_index in range(12):
-            model, _ = algorithm(model, sampler.draw(), problem, round_index)
-            a = (problem.all_norms(model, round_index + 1) / 100) ** 2  # mini-batches not stepped on
-            total += 100 * a.sum() - np.sqrt(a).sum() ** 2
-            assert curves["regret"][round_index] == pytest.approx(total)
+    @pytest.mark.parametrize(("sampler", "later"), [("uniform", 1), ("importance", 0)])
+    def test_regret_of_the_authors_is_after_the_step_and_without_k(self, sampler, later):
+        """sum a/p - (sum sqrt a)^2 at the new model, on the step's mini-batches; uniform sampling: on others.
 
-    def test_regret_of_the_authors_is_on_the_mini_batches_of_the_step(self):
-        """p^IS, whose distribution does not change: sum a/p - (sum sqrt a)^2 of the model after each step."""
-        settings = replace(SHORT, variant="authors", sampler="importance")
+        Both are distributions that do not change.
+        """
+        settings = replace(SHORT, variant="authors", sampler=sampler)
         problem = make_problem(settings, None)
         model = problem.initial_model()
         feedback = (problem.all_norms(model, 0) / 100) ** 2
-        sampler = make_sampler(Start(settings, problem, feedback, feedback))
+        built = make_sampler(Start(settings, problem, feedback, feedback))
         algorithm, total = make_algorithm(settings), 0.0
         curves = simulate(settings)
         for round_index in range(12):
-            model, _ = algorithm(model, sampler.draw(), problem, round_index)
-            a = (problem.all_norms(model, round_index) / 100) ** 2
-            total += np.sum(a / sampler.probabilities()) - np.sqrt(a).sum() ** 2
+            model, _ = algorithm(model, built.draw(), problem, round_index)
+            a = (problem.all_norms(model, round_index + later) / 100) ** 2
+            total += np.sum(a / built.probabilities()) - np.sqrt(a).sum() ** 2
             assert curves["regret"][round_index] == pytest.approx(total)
 
     def test_bound_of_the_theorem_is_kept(self):

@@ -125,10 +125,16 @@ def adaptive_regret_bound(
     .. math:: \frac{3M^3 A_{\max}}{K\alpha^3} \sqrt{T\big[\tfrac12\log M + \beta\log(M/\alpha)\big]}
               + \frac M\alpha \sqrt{\frac{T A_{\max}}{8K}}\,(1 + 2\log E)
 
+    the regret of the best expert, and that of the meta-algorithm against it.
+
     >>> round(adaptive_regret_bound(2, 1, 1, 1.0, feedback_bound=8.0, variation=0.0), 3)
     115.031
     """
-    return sum(_terms(num_clients, cohort_size, num_rounds, exploration, feedback_bound, variation))
+    spread = 0.5 * math.log(num_clients) + variation * math.log(num_clients / exploration)
+    expert = 3.0 * num_clients**3 * feedback_bound / (cohort_size * exploration**3)
+    experts = num_experts(num_clients, num_rounds, exploration)
+    meta = num_clients / exploration * math.sqrt(num_rounds * feedback_bound / (8.0 * cohort_size))
+    return expert * math.sqrt(num_rounds * spread) + meta * (1.0 + 2.0 * math.log(experts))
 
 
 def doubling_regret_bound(
@@ -145,21 +151,5 @@ def doubling_regret_bound(
     >>> round(bound / adaptive_regret_bound(2, 1, 1, 1.0, feedback_bound=8.0, variation=0.0), 3)
     4.828
     """
-    terms = _terms(num_clients, cohort_size, num_rounds, exploration, feedback_bound, variation)
-    return 2.0 / (math.sqrt(2.0) - 1.0) * sum(terms)
-
-
-def _terms(
-    num_clients: int,
-    cohort_size: int,
-    num_rounds: int,
-    exploration: float,
-    feedback_bound: float,
-    variation: float,
-) -> tuple[float, float]:
-    """The regret of the best expert, and that of the meta-algorithm against it."""
-    spread = 0.5 * math.log(num_clients) + variation * math.log(num_clients / exploration)
-    expert = 3.0 * num_clients**3 * feedback_bound / (cohort_size * exploration**3)
-    experts = num_experts(num_clients, num_rounds, exploration)
-    meta = num_clients / exploration * math.sqrt(num_rounds * feedback_bound / (8.0 * cohort_size))
-    return expert * math.sqrt(num_rounds * spread), meta * (1.0 + 2.0 * math.log(experts))
+    setting = (num_clients, cohort_size, num_rounds, exploration, feedback_bound, variation)
+    return 2.0 / (math.sqrt(2.0) - 1.0) * adaptive_regret_bound(*setting)
