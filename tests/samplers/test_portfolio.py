@@ -115,4 +115,4 @@ def test_a_portfolio_is_guarded_as_a_whole() -> None:
         held[name] = sampler.probabilities([9]).item()
         assert [suspect.client for suspect in sampler.suspects()] == ([9] if name == "guarded" else [])
     assert held["guarded"] <= 0.5 * (1.0 + 1e-9)
-    assert held["not"] > 0.9
+    assert held["not"] > 0.8
