@@ -50,7 +50,7 @@ def run_tasks(
     [1, 2]
     """
     report = progress or (lambda ticks: None)
-    names = names or [f"task {index}" for index in range(len(tasks))]
+    names = names or [""] * len(tasks)
     if jobs == 1:
         return _run_here(tasks, report, names)
     context = multiprocessing.get_context("spawn")
@@ -69,10 +69,10 @@ def run_tasks(
                     with _naming(names[futures.index(future)]):
                         future.result()
         except BrokenProcessPool:
-            lost = [name for name, busy in zip(names, under_way, strict=True) if busy]
+            lost = [name for name, busy in zip(names, under_way, strict=True) if busy and name]
             raise WorkerError(
-                "every worker must live until its work is done, but one was killed (out of memory?) with "
-                f"these under way: {', '.join(lost) or 'none'}"
+                "every worker must live until its work is done, but one was killed (out of memory?)"
+                + (f" with these under way: {', '.join(lost)}" if lost else "")
             ) from None
         except BaseException:
             stop.value = 1
@@ -104,7 +104,8 @@ def _naming(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {name}")
+        if name:
+            error.add_note(f"in {name}")
         raise
 
 
