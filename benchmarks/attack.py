@@ -1,17 +1,21 @@
 """What colluding clients get out of lying about their norms, with and without the defences.
 
-    python benchmarks/attack.py [--rounds 200] [--repeats 1] [--samplers avare,...] [--json FILE]
+    python benchmarks/attack.py [--rounds 100] [--seeds 3] [--samplers avare,...] [--out DIR]
 
-Handwritten digits over 100 clients, 5 drawn a round; 1% or 5% of the clients, chosen at random, collude. They
-either *report* norms that are so many times the true ones beside honest updates, or *send* updates that are
-so many times as large, which a server that computes the norms itself will notice. Printed are the colluders'
-share of the draws in the second half of the run (``draws``; honest clients in their place get what the row
-"honest" says), and the final loss over that of the same sampler in an honest federation (``loss``; uniform
-sampling can't be steered, so its rows show what the updates alone do).
+Handwritten digits over 100 clients, 5 drawn a round; 1% or 5% of the clients, chosen at random for each
+seed, collude. They either *report* norms that are so many times the true ones beside honest updates, or
+*send* updates that are so many times as large, which a server that computes the norms itself will notice.
+Shown are the colluders' share of the draws in the second half of the run, and the final loss over that of the
+same sampler in an honest federation (uniform sampling can't be steered, so its rows show what the updates
+alone do): means over the seeds, and half the range between the smallest and the largest of them.
+
+Oracles are shown the norms of all clients before each draw; there the colluders' norms are lies as well.
 
 With the guard the sampler has ``Guard()``, and a server that is sent updates clips them at
-``sampler.norm_bound``; strict is ``Guard(clip_factor=10, fence=6)``; with the cap nobody has a probability
-above 5% besides.
+``sampler.norm_bound``; strict is ``Guard(outliers_share=0.2, clip_factor=20)``.
+
+``--out`` writes attack.json, attack.md (every cell) and, with the extra "reports", attack.svg. All of it
+takes five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -19,9 +23,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,38 +36,77 @@ from sortition import (
     AvareSampler,
     DoublingOSMDSampler,
     EmpiricalBayesSampler,
+    FixedSampler,
     Guard,
+    KVibSampler,
     MABSSampler,
+    OptimalClientSampler,
+    OptimalSampler,
+    OSMDSampler,
+    PortfolioSampler,
     ProportionalSampler,
     UniformSampler,
     VRBSampler,
 )
+from sortition.cli.progress import RoundsProgress
+from sortition.core.rates import expert_rates
 from sortition.core.variance import aggregate
+from sortition.experiments.parallel import Tick, run_tasks
 from sortition.experiments.trajectory import variance_ratio
 from sortition.problems import STEP_SIZE, DigitsFederation
 
 COHORT_SIZE = 5
-FACTORS = (1e-6, 1e-3, 10.0, 1e3, 1e6)
+EXPLORATION = 0.4
+FACTORS = (1e-6, 1e-3, 0.1, 10.0, 1e3, 1e6)
 SHARES = (0.01, 0.05)
 DEFENCES: dict[str, Guard | None] = {
     "none": None,
     "guard": Guard(),
-    "strict": Guard(clip_factor=10.0, fence=6.0),
-    "strict and cap": Guard(clip_factor=10.0, fence=6.0, largest_probability=0.05),
+    "strict": Guard(outliers_share=0.2, clip_factor=20.0),
 }
-Build = Callable[[dict[str, Any], int], Any]
+Common = dict[str, Any]
+Build = Callable[[Common, int], Any]
+
+
+def plain_osmd(common: Common, rounds: int) -> OSMDSampler:
+    """OSMD at the middle one of the paper's expert rates, for norms of one and clients of average size."""
+    clients = common["num_clients"]
+    rates = expert_rates(clients, COHORT_SIZE, rounds, EXPLORATION, 1.0 / clients**2)
+    return OSMDSampler(learning_rate=float(rates[len(rates) // 2]), exploration=EXPLORATION, **common)
+
+
+def fixed(common: Common, rounds: int) -> FixedSampler:
+    """Halfway between uniform and proportional, in logarithms."""
+    roots = np.sqrt(common["client_weights"])
+    return FixedSampler(probabilities=roots / roots.sum(), **common)
+
+
+def portfolio(common: Common, rounds: int) -> PortfolioSampler:
+    """Proportional, Avare and empirical Bayes; the guard is the portfolio's."""
+    bare = {name: common[name] for name in ("num_clients", "cohort_size", "client_weights")}
+    kinds = (ProportionalSampler, AvareSampler, EmpiricalBayesSampler)
+    experts = [kind(**bare, guard=None) for kind in kinds]
+    return PortfolioSampler(experts=experts, seed=common["seed"], guard=common["guard"])
+
+
 SAMPLERS: dict[str, Build] = {
     "uniform": lambda common, rounds: UniformSampler(**common),
+    "fixed": fixed,
     "proportional": lambda common, rounds: ProportionalSampler(**common),
+    "osmd": plain_osmd,
     "adaptive-osmd": lambda common, rounds: AdaptiveOSMDSampler(num_rounds=rounds, **common),
     "adaptive-osmd-x100": lambda common, rounds: AdaptiveOSMDSampler(
         num_rounds=rounds, rate_scale=100.0, **common
     ),
-    "doubling-osmd": lambda common, rounds: DoublingOSMDSampler(rate_scale=100.0, **common),
+    "doubling-osmd": lambda common, rounds: DoublingOSMDSampler(**common),
     "mabs": lambda common, rounds: MABSSampler(num_rounds=rounds, **common),
     "vrb": lambda common, rounds: VRBSampler(**common),
     "avare": lambda common, rounds: AvareSampler(**common),
+    "k-vib": lambda common, rounds: KVibSampler(num_rounds=rounds, **common),
+    "portfolio": portfolio,
     "empirical-bayes": lambda common, rounds: EmpiricalBayesSampler(**common),
+    "optimal-client-sampling": lambda common, rounds: OptimalClientSampler(**common),
+    "optimal": lambda common, rounds: OptimalSampler(**common),
 }
 
 
@@ -75,6 +118,19 @@ class Attack:
     share: float
     factor: float
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.share:.0%}" + ("" if self.kind == "honest" else f" x{self.factor:g}")
+
+
+SHOWN = (
+    Attack("report", 0.01, 1e6),
+    Attack("report", 0.05, 10.0),
+    Attack("report", 0.05, 1e3),
+    Attack("report", 0.05, 1e6),
+    Attack("send", 0.05, 1e6),
+)
+"""What the short table and the picture have."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -83,14 +139,15 @@ class Outcome:
     sampler: str
     defence: str
     attack: Attack
+    seed: int
     draws: float
     """The colluders' share of the draws, second half of the run."""
     loss: float
-    """Mean training loss over the last tenth of the rounds."""
+    """Mean training loss over the last tenth of the rounds, every other one."""
     variance: float
     """Sampling variance over the optimum's, by the true norms, mean over the rounds."""
-    caught: float
-    """The share of the suspects that are colluders; nan if there are no suspects."""
+    caught: int
+    """How many of the suspects are colluders."""
     suspects: int
 
 
@@ -100,12 +157,13 @@ def federation_of(seed: int) -> DigitsFederation:
     return DigitsFederation(num_clients=100, seed=seed)
 
 
-def run(name: str, defence: str, attack: Attack, rounds: int, seed: int) -> Outcome:
+def run(name: str, defence: str, attack: Attack, rounds: int, seed: int, tick: Tick) -> Outcome:
     """Train under attack."""
     federation = federation_of(seed)
     colluders = np.zeros(federation.num_clients, dtype=bool)
     count = max(1, round(attack.share * federation.num_clients))
     colluders[np.random.default_rng(seed + 1000).permutation(federation.num_clients)[:count]] = True
+    all_factors = np.where(colluders, attack.factor, 1.0)
     weights = federation.client_weights
     common = {
         "num_clients": federation.num_clients,
@@ -118,12 +176,16 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int) -> Outc
     model = federation.initial_model()
     losses, ratios, drawn, total = [], [], 0, 0
     for t in range(rounds):
-        if t % 10 == 0:
-            ratios.append(variance_ratio(sampler.probabilities(), weights, federation.all_norms(model, t)))
+        oracle = isinstance(sampler, OptimalSampler)
+        if oracle or t % 10 == 0:
+            norms = federation.all_norms(model, t)
+            if oracle:
+                sampler.reveal(np.nan_to_num(norms * all_factors, posinf=1e300))
+            if t % 10 == 0:
+                ratios.append(variance_ratio(sampler.probabilities(), weights, norms))
         cohort = sampler.draw()
         updates = federation.updates(model, cohort.clients, t)
-        lying = colluders[cohort.clients]
-        factors = np.where(lying, attack.factor, 1.0)
+        factors = all_factors[cohort.clients]
         if attack.kind == "send":
             updates = updates * factors[:, None]
         norms = np.linalg.norm(updates, axis=1)
@@ -133,30 +195,24 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int) -> Outc
             updates = updates * np.where(norms > bound, bound / np.maximum(norms, 1e-9), 1.0)[:, None]
         with np.errstate(over="ignore", invalid="ignore"):
             model = model - STEP_SIZE * aggregate(cohort, weights[cohort.clients], updates)
-            if t >= rounds - max(1, rounds // 10):
+            if t >= rounds - max(1, rounds // 10) and (rounds - t) % 2:
                 losses.append(federation.loss(model))
         if t >= rounds // 2:
-            drawn += int(cohort.counts[lying].sum())
+            drawn += int(cohort.counts[colluders[cohort.clients]].sum())
             total += int(cohort.counts.sum())
+        tick()
     suspects = [suspect.client for suspect in sampler.suspects()]
     return Outcome(
         name,
         defence,
         attack,
-        draws=drawn / total,
+        seed,
+        draws=drawn / max(total, 1),
         loss=float(np.mean(losses)),
         variance=float(np.mean(ratios)),
-        caught=float(np.mean(colluders[suspects])) if suspects else float("nan"),
+        caught=int(colluders[suspects].sum()),
         suspects=len(suspects),
     )
-
-
-def mean(outcomes: list[Outcome]) -> Outcome:
-    """One outcome for several seeds."""
-    fields = ("draws", "loss", "variance", "caught", "suspects")
-    with np.errstate(invalid="ignore"):
-        means = {name: float(np.mean([getattr(outcome, name) for outcome in outcomes])) for name in fields}
-    return replace(outcomes[0], **means)
 
 
 def attacks() -> list[Attack]:
@@ -168,69 +224,185 @@ def attacks() -> list[Attack]:
     return honest + lies
 
 
-def honest_cost(names: list[str], rounds: int, seeds: int) -> list[dict[str, Any]]:
-    """What the guard costs where nobody lies: paired differences over the seeds, with standard errors."""
-    print(f"{'sampler':20}{'loss':>8}{'guard adds':>22}{'variance':>10}{'guard adds':>22}  suspects")
-    rows = []
+def run_all(
+    names: Sequence[str],
+    defences: Sequence[str],
+    chosen: Sequence[Attack],
+    rounds: int,
+    seeds: int,
+    jobs: int,
+) -> list[Outcome]:
+    """Every run, with a bar."""
+    tasks = [
+        partial(run, name, defence, attack, rounds, seed)
+        for seed in range(seeds)
+        for name in names
+        for defence in defences
+        for attack in chosen
+    ]
+    with RoundsProgress(total=len(tasks) * rounds) as progress:
+        return run_tasks(tasks, jobs, progress.advance_to)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Means over the seeds, and half the range."""
+
+    draws: float
+    draws_spread: float
+    damage: float
+    """The loss over that of the honest run without a guard, of the same sampler and seed."""
+    damage_spread: float
+
+    def __str__(self) -> str:
+        draws = f"{100 * self.draws:.0f} ± {100 * self.draws_spread:.0f}%"
+        if not np.isfinite(self.damage) or self.damage >= 100.0:
+            return f"{draws}, x{self.damage:.0e}"
+        return f"{draws}, x{self.damage:.2f} ± {self.damage_spread:.2f}"
+
+
+def cells_of(outcomes: Sequence[Outcome]) -> dict[tuple[str, str, Attack], Cell]:
+    """One cell for each sampler, defence and attack."""
+    honest = {
+        (one.sampler, one.seed): one.loss
+        for one in outcomes
+        if one.attack.kind == "honest" and one.defence == "none"
+    }
+    grouped: dict[tuple[str, str, Attack], list[tuple[float, float]]] = {}
+    for one in outcomes:
+        key = (one.sampler, one.defence, one.attack)
+        grouped.setdefault(key, []).append((one.draws, one.loss / honest[one.sampler, one.seed]))
+    cells = {}
+    for key, values in grouped.items():
+        (draws, damage), spread = np.mean(values, axis=0), np.ptp(values, axis=0) / 2.0
+        cells[key] = Cell(float(draws), float(spread[0]), float(damage), float(spread[1]))
+    return cells
+
+
+def markdown(cells: dict[tuple[str, str, Attack], Cell], chosen: Sequence[Attack]) -> str:
+    """A table: a row for each sampler and attack, a column for each defence."""
+    names = list(dict.fromkeys(name for name, _, _ in cells))
+    defences = list(dict.fromkeys(defence for _, defence, _ in cells))
+    lines = ["| sampler | attack | " + " | ".join(defences) + " |", "|---" * (2 + len(defences)) + "|"]
     for name in names:
-        pairs = [
-            [run(name, defence, Attack("honest", 0.01, 1.0), rounds, seed) for defence in ("none", "guard")]
-            for seed in range(seeds)
-        ]
-        row: dict[str, Any] = {
-            "sampler": name,
-            "suspects": float(np.mean([two.suspects for _, two in pairs])),
+        for attack in chosen:
+            row = " | ".join(str(cells[name, defence, attack]) for defence in defences)
+            lines.append(f"| {name} | {attack} | {row} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(cells: dict[tuple[str, str, Attack], Cell]) -> dict[str, Any]:
+    """A Vega-Lite heat map: the colluders' share of the draws, a panel for each defence."""
+    rows = [
+        {"sampler": name, "defence": defence, "attack": str(attack), "draws": cell.draws}
+        for (name, defence, attack), cell in cells.items()
+        if attack in (*SHOWN[:4], Attack("honest", 0.05, 1.0))
+    ]
+    order = [str(attack) for attack in (Attack("honest", 0.05, 1.0), *SHOWN[:4])]
+    names = list(dict.fromkeys(row["sampler"] for row in rows))
+    titles = {"none": "no guard", "guard": "Guard(), the default", "strict": "strict"}
+    panels = [
+        {
+            "title": titles[defence],
+            "data": {"values": [row for row in rows if row["defence"] == defence]},
+            "width": {"step": 46},
+            "height": {"step": 19},
+            "encoding": {
+                "x": {"field": "attack", "type": "nominal", "sort": order, "title": None,
+                      "axis": {"orient": "top", "labelAngle": -35}},
+                "y": {"field": "sampler", "type": "nominal", "sort": names, "title": None,
+                      "axis": {} if place == 0 else {"labels": False, "ticks": False}},
+            },
+            "layer": [
+                {
+                    "mark": "rect",
+                    "encoding": {
+                        "color": {
+                            "field": "draws",
+                            "type": "quantitative",
+                            "scale": {"scheme": "yelloworangered", "domain": [0, 1]},
+                            "legend": None,
+                        }
+                    },
+                },
+                {
+                    "mark": {"type": "text", "fontSize": 10},
+                    "encoding": {
+                        "text": {"field": "draws", "type": "quantitative", "format": ".0%"},
+                        "color": {"condition": {"test": "datum.draws > 0.6", "value": "white"},
+                                  "value": "black"},
+                    },
+                },
+            ],
         }
-        text = f"{name:20}"
-        for quantity, width in (("loss", 8), ("variance", 10)):
-            before = np.array([getattr(one, quantity) for one, _ in pairs])
-            added = np.array([getattr(two, quantity) for _, two in pairs]) - before
+        for place, defence in enumerate(titles)
+        if any(row["defence"] == defence for row in rows)
+    ]  # fmt: skip
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "background": "white",
+        "padding": 8,
+        "title": "Share of the draws that colluders get (1% or 5% of the clients)",
+        "hconcat": panels,
+    }
+
+
+def honest_cost(names: Sequence[str], rounds: int, seeds: int, jobs: int) -> str:
+    """What the guard costs where nobody lies: paired differences over the seeds, with standard errors."""
+    nobody = Attack("honest", 0.01, 1.0)
+    outcomes = run_all(names, ("none", "guard"), [nobody], rounds, seeds, jobs)
+    lines = [
+        "| sampler | loss | guard adds | variance | guard adds | suspects |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        found = {(one.defence, one.seed): one for one in outcomes if one.sampler == name}
+        text = f"| {name}"
+        for quantity in ("loss", "variance"):
+            both = np.array([
+                [getattr(found[defence, seed], quantity) for defence in ("none", "guard")]
+                for seed in range(seeds)
+            ])  # fmt: skip
+            added = (both[:, 1] - both[:, 0]) / both[:, 0]
             error = added.std(ddof=1) / np.sqrt(seeds)
-            row[quantity] = {"mean": before.mean(), "added": added.mean(), "standard_error": error}
-            text += f"{before.mean():>{width}.3f}{added.mean():>12.4f} ± {error:<7.4f}"
-        print(f"{text}  {row['suspects']:.1f} of 100", flush=True)
-        rows.append(row)
-    return rows
+            text += f" | {both[:, 0].mean():.3f} | {added.mean():+.1%} ± {error:.1%}"
+        suspects = np.mean([found["guard", seed].suspects for seed in range(seeds)])
+        lines.append(f"{text} | {suspects:.1f} of 100 |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Run everything, print a table, write JSON."""
+    """Run everything, print the short table, write the rest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--samplers", default=",".join(SAMPLERS))
-    parser.add_argument("--defences", default="none,guard,strict")
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--honest", type=int, metavar="SEEDS", help="only what the guard costs if nobody lies"
     )
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, metavar="DIR")
     options = parser.parse_args()
+    names = options.samplers.split(",")
     if options.honest:
-        costs = honest_cost(options.samplers.split(","), options.rounds, options.honest)
-        if options.json is not None:
-            options.json.write_text(json.dumps(costs, indent=1) + "\n")
+        print(honest_cost(names, options.rounds, options.honest, options.jobs))
         return
     started = time.monotonic()
-    results: list[Outcome] = []
-    defences = options.defences.split(",")
-    print(f"{'sampler':20}{'attack':8}{'share':>6}{'factor':>8}", end="")
-    print("".join(f"  | {name:>8}: draws   loss" for name in defences))
-    for name in options.samplers.split(","):
-        honest: dict[tuple[str, float], float] = {}
-        for attack in attacks():
-            cells = []
-            for defence in defences:
-                runs = [run(name, defence, attack, options.rounds, seed) for seed in range(options.repeats)]
-                outcome = mean(runs)
-                results.append(outcome)
-                if attack.kind == "honest":
-                    honest[defence, attack.share] = outcome.loss
-                relative = outcome.loss / honest["none" if "none" in defences else defence, attack.share]
-                cells.append(f"  | {'':>8} {outcome.draws:>6.1%} {relative:>6.3g}")
-            print(f"{name:20}{attack.kind:8}{attack.share:>6.0%}{attack.factor:>8.0e}" + "".join(cells))
-    print(f"{time.monotonic() - started:.0f} s, {options.rounds} rounds, {options.repeats} seeds")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    outcomes = run_all(names, list(DEFENCES), attacks(), options.rounds, options.seeds, options.jobs)
+    cells = cells_of(outcomes)
+    print(markdown(cells, SHOWN))
+    print(f"{time.monotonic() - started:.0f} s, {options.rounds} rounds, {options.seeds} seeds")
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        rows = [asdict(outcome) for outcome in outcomes]
+        (options.out / "attack.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (options.out / "attack.md").write_text(markdown(cells, attacks()))
+        try:
+            from sortition.reports.page import picture_svg
+
+            (options.out / "attack.svg").write_bytes(picture_svg(picture(cells)))
+        except ModuleNotFoundError:
+            print("no picture without vl-convert; run: pip install 'sortition[reports]'")
 
 
 if __name__ == "__main__":
