@@ -204,6 +204,19 @@ class TestAuthors:
             )
         assert repeated > 5
 
+    def test_draws_without_replacement_are_learnt_from_as_if_they_were_with(self):
+        common = {"num_clients": 6, "cohort_size": 4, "num_rounds": 50, "feedback_bound": 2.0, "guard": None}
+        without = AuthorsAdaptiveOSMDSampler(**common, design="without_replacement")
+        replaced = AuthorsAdaptiveOSMDSampler(**common)
+        for round_index in range(5):
+            cohort = without.draw()
+            weights = cohort.counts / (4 * cohort.probabilities)
+            assert not np.allclose(cohort.weights, weights)
+            as_if = Cohort(round_index, 4, cohort.clients, cohort.counts, cohort.probabilities, weights)
+            without.learn(cohort, 1.0 * cohort.clients)
+            replaced.learn(as_if, 1.0 * cohort.clients)
+            assert without.probabilities() == pytest.approx(replaced.probabilities())
+
     def test_samplers_are_fed_sums_and_vrb_losses(self):
         problem = make_problem(replace(SHORT, variant="authors"), None)
         cohort = Cohort(0, 2, clients=[1, 4], counts=[1, 1], probabilities=[0.1, 0.1], weights=[5.0, 5.0])
