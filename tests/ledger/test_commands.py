@@ -201,3 +201,21 @@ def test_runs_alone_prints_its_help() -> None:
     found = sortition("runs")
     assert found.exit_code == 0
     assert "verify" in found.output
+
+
+def test_a_directory_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, message in ((".", "path must name a file"), (str(tmp_path), "Is a directory")):
+        found = sortition("runs", "show", name)
+        assert found.exit_code == 2
+        assert message in found.output
+        assert len(found.output.splitlines()) == 1
+
+
+def test_a_page_that_can_not_be_written(run: Path) -> None:
+    pytest.importorskip("vl_convert")
+    run.with_name(run.name + ".html").mkdir()
+    found = sortition("report", run)
+    assert found.exit_code == 2
+    assert "must be a file that can be written to (--output names another)" in found.output
+    assert len(found.output.splitlines()) == 1

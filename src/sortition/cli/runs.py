@@ -12,6 +12,7 @@ from rich.table import Table
 
 from sortition.cli.app import app
 from sortition.cli.options import whole_number, writable_file
+from sortition.core.errors import LedgerError
 from sortition.ledger import read_run, verify_run
 from sortition.ledger.export import export_csv
 from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise, suspect_rows
@@ -97,7 +98,13 @@ def report(
 
     target = run.with_name(run.name + ".html") if output is None else output
     with read_run(run) as record:
-        target.write_text(ledger_page(record), encoding="utf-8")
+        page = ledger_page(record)
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise LedgerError(
+            f"{target} must be a file that can be written to (--output names another), got {error.strerror}"
+        ) from None
     typer.echo(str(target))
 
 

@@ -22,6 +22,8 @@ KEPT = 2
 
 def side_directory(path: Path) -> Path:
     """Where a run keeps what is not in its database."""
+    if not path.name:
+        raise LedgerError(f"path must name a file, got the directory {str(path)!r}")
     return path.with_name(path.name + ".d")
 
 

@@ -8,7 +8,7 @@ from sortition.core.errors import LedgerError
 from sortition.ledger.record import RunRecord
 from sortition.samplers.guard import Suspect
 
-SUSPECT_COLUMNS = ("client", "clipped reports", "largest, times the bound", "draws", "last norms")
+SUSPECT_COLUMNS = ("client", "clipped reports", "times the bound", "draws", "last norms")
 
 
 @dataclass(frozen=True, slots=True)
