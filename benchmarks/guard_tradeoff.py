@@ -1,0 +1,229 @@
+"""How much a guard leaves to liars, and what it costs where nobody lies: its defaults follow this curve.
+
+    python benchmarks/guard_tradeoff.py [--seeds 2] [--rounds 300] [--out DIR]
+
+The default sampler on environments of the arena with 100 clients. *Honest*: variance over the optimum's,
+relative to the same run without a guard. *Attacked*: 1% or 5% of the clients report 10 to 1e6 times their
+norms; the share of the distribution that they hold, mean over the second half of the run, the worst of the
+factors, mean over the environments; and the variance by the true norms, relative to that of the honest run
+without a guard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sortition import EmpiricalBayesSampler, Guard
+from sortition.cli.progress import RoundsProgress
+from sortition.experiments.arena.environments import ENVIRONMENTS
+from sortition.experiments.parallel import Tick, run_tasks
+from sortition.experiments.trajectory import variance_ratio
+
+NO_CLIP = {"clip_factor": 1e9, "fence": 100.0}
+ALONE = {"outliers_share": 1.0}
+GUARDS: dict[str, tuple[str, Guard | None]] = {
+    "no guard": ("none", None),
+    **{f"share {s:g}": ("share", Guard(outliers_share=s)) for s in (0.7, 0.5, 0.4, 0.3, 0.2, 0.1)},
+    **{
+        f"clip {f:g}": ("clip", Guard(clip_factor=f, fence=1.0 if f < 100 else 3.0, **ALONE))
+        for f in (100.0, 30.0, 10.0, 3.0)
+    },
+    **{f"cap {c:g}": ("cap", Guard(largest_probability=c, **NO_CLIP, **ALONE)) for c in (0.2, 0.1, 0.05)},
+}
+HONEST = (
+    "ls-sigma-1", "ls-sigma-3", "coordinate-nu-3", "digits-100", "softmax-pareto", "fedavg-ls", "steady",
+    "drift-waves", "noise-normal", "noise-pareto", "bursts", "zipf-mixed", "fading", "two-clusters",
+    "few-heavy",
+)  # fmt: skip
+ATTACKED = ("digits-100", "softmax-pareto", "alike-noisy", "two-clusters", "few-heavy")
+SHARES, FACTORS = (0.01, 0.05), (10.0, 1e3, 1e6)
+FIRST_SEED = 101
+MEASURED_EVERY = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: colluders of share 0 are an honest federation."""
+
+    guard: str
+    environment: str
+    share: float
+    factor: float
+    seed: int
+    held: float
+    variance: float
+
+
+def run(name: str, environment: str, share: float, factor: float, seed: int, rounds: int, tick: Tick) -> Run:
+    """Replay a trace to the default sampler."""
+    trace = ENVIRONMENTS[environment].trace(seed)
+    sampler = EmpiricalBayesSampler(**trace.trial(seed).common(), guard=GUARDS[name][1])
+    clients = len(trace.client_weights)
+    liars = np.random.default_rng(seed).permutation(clients)[: round(share * clients)]
+    factors = np.ones(clients)
+    factors[liars] = factor
+    length = min(rounds, len(trace.norms))
+    held, ratios = [], []
+    for t, norms in enumerate(trace.norms[:length]):
+        if t % MEASURED_EVERY == 0:
+            p = sampler.probabilities()
+            ratios.append(variance_ratio(p, trace.client_weights, norms))
+            if t >= length // 2:
+                held.append(p[liars].sum())
+        cohort = sampler.draw()
+        sampler.observe(cohort, (norms * factors)[cohort.clients])
+        tick()
+    return Run(name, environment, share, factor, seed, float(np.mean(held)), float(np.mean(ratios)))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One guard on the curve."""
+
+    guard: str
+    family: str
+    cost: float
+    """Honest variance over that without a guard, geometric mean over environments and seeds."""
+    worst_cost: float
+    worst_environment: str
+    held_1: float
+    held_5: float
+    """What 1% and 5% of colluders hold at the worst factor, mean over the environments."""
+    harm_5: float
+    """Variance under the worst attack of 5% over the honest one without a guard, geometric mean."""
+
+
+def points_of(runs: list[Run]) -> list[Point]:
+    """The curve."""
+    plain = {(r.environment, r.seed): r.variance for r in runs if r.guard == "no guard" and not r.share}
+    points = []
+    for name, (family, _) in GUARDS.items():
+        mine = [r for r in runs if r.guard == name]
+        costs: dict[str, list[float]] = {}
+        for r in mine:
+            if not r.share:
+                costs.setdefault(r.environment, []).append(np.log(r.variance / plain[r.environment, r.seed]))
+        means = {environment: float(np.mean(logs)) for environment, logs in costs.items()}
+        worst = max(means, key=lambda environment: means[environment])
+        held, harm = {}, []
+        for share in SHARES:
+            of_share = []
+            for environment in ATTACKED:
+                cells = [[r for r in mine if (r.environment, r.share, r.factor) == (environment, share, f)]
+                         for f in FACTORS]  # fmt: skip
+                of_share.append(max(np.mean([r.held for r in cell]) for cell in cells))
+                if share == max(SHARES):
+                    logs = [[np.log(r.variance / plain[environment, r.seed]) for r in cell] for cell in cells]
+                    harm.append(max(np.mean(of_factor) for of_factor in logs))
+            held[share] = float(np.mean(of_share))
+        points.append(
+            Point(
+                name,
+                family,
+                cost=float(np.exp(np.mean(list(means.values())))),
+                worst_cost=float(np.exp(means[worst])),
+                worst_environment=worst,
+                held_1=held[0.01],
+                held_5=held[0.05],
+                harm_5=float(np.exp(np.mean(harm))),
+            )
+        )
+    return points
+
+
+def markdown(points: list[Point]) -> str:
+    """The curve as a table."""
+    lines = [
+        "| guard | honest cost | at worst | 1% hold | 5% hold | variance under 5% |",
+        "|---|---|---|---|---|---|",
+    ]
+    for point in points:
+        worst = "" if point.family == "none" else f" ({point.worst_environment})"
+        lines.append(
+            f"| {point.guard} | {point.cost - 1:+.1%} | {point.worst_cost - 1:+.0%}{worst} "
+            f"| {point.held_1:.0%} | {point.held_5:.0%} | x{point.harm_5:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def picture(points: list[Point]) -> dict[str, Any]:
+    """A Vega-Lite specification: what liars hold against what honest federations pay."""
+    rows = [
+        {**asdict(p), "extra": 100 * (p.cost - 1), "worst_extra": 100 * (p.worst_cost - 1)} for p in points
+    ]
+    names = {"share": "joint share of outliers", "clip": "clip alone", "cap": "cap on one client alone"}
+    for row in rows:
+        row["defence"] = names.get(row["family"], "no guard")
+    x = {"field": "held_5", "type": "quantitative", "title": "held by 5% of colluders, at worst",
+         "axis": {"format": "%"}, "scale": {"domain": [0, 1]}}  # fmt: skip
+    panels = []
+    for field, title in (
+        ("extra", "cost of an honest run, mean (%)"),
+        ("worst_extra", "worst environment (%)"),
+    ):
+        encoding = {
+            "x": x,
+            "y": {"field": field, "type": "quantitative", "title": title,
+                  "scale": {"type": "symlog", "constant": 1.0}},
+            "color": {"field": "defence", "type": "nominal", "title": None},
+            "order": {"field": "held_5"},
+        }  # fmt: skip
+        label = {"mark": {"type": "text", "dy": -9, "fontSize": 9}, "encoding": {"text": {"field": "guard"}}}
+        panels.append(
+            {
+                "width": 380,
+                "height": 300,
+                "encoding": encoding,
+                "layer": [{"mark": {"type": "line", "point": True}}, label],
+            }
+        )
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "background": "white",
+        "padding": 8,
+        "title": "What a guard leaves to liars, and what it costs where nobody lies (lower left is better)",
+        "data": {"values": rows},
+        "hconcat": panels,
+    }
+
+
+def main() -> None:
+    """Run everything, print the table, write the rest."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, metavar="DIR")
+    options = parser.parse_args()
+    tasks = []
+    for seed in range(FIRST_SEED, FIRST_SEED + options.seeds):
+        cases = [(environment, 0.0, 1.0) for environment in sorted({*HONEST, *ATTACKED})]
+        cases += [(environment, share, f) for environment in ATTACKED for share in SHARES for f in FACTORS]
+        tasks += [partial(run, name, *case, seed, options.rounds) for case in cases for name in GUARDS]
+    with RoundsProgress(total=len(tasks) * options.rounds) as progress:
+        runs = run_tasks(tasks, options.jobs, progress.advance_to)
+    points = points_of(runs)
+    print(markdown(points))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "guard_tradeoff.json").write_text(
+            json.dumps([asdict(r) for r in runs], indent=1) + "\n"
+        )
+        (options.out / "guard_tradeoff.md").write_text(markdown(points))
+        try:
+            from sortition.reports.page import picture_svg
+
+            (options.out / "guard_tradeoff.svg").write_bytes(picture_svg(picture(points)))
+        except ModuleNotFoundError:
+            print("no picture without vl-convert; run: pip install 'sortition[reports]'")
+
+
+if __name__ == "__main__":
+    main()
