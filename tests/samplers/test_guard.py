@@ -341,6 +341,17 @@ def test_one_lie_in_the_first_cohort_does_not_stop_the_learning() -> None:
     assert spread[0] > 100.0 * spread[1]
 
 
+def test_one_lie_does_not_spoil_the_calibration() -> None:
+    """The bound A_max is 1/M^2 for norms of one, and (100/M)^2 with a liar among them: the clip."""
+    norms = np.ones(M)
+    norms[3] = 1e9
+    for guard, bound in ((Guard(), (100.0 / M) ** 2), (None, (1e9 / M) ** 2)):
+        sampler = SAMPLERS["adaptive"](num_clients=M, cohort_size=K, guard=guard)
+        sampler.calibrate(norms)
+        assert sampler.feedback_bound == pytest.approx(bound)
+        assert sampler.suspects() == []
+
+
 def test_the_guard_survives_saving() -> None:
     whole, resumed = (AvareSampler(num_clients=M, cohort_size=K, guard=STRICT, seed=1) for _ in range(2))
     for _ in range(15):

@@ -46,7 +46,8 @@ class BoundedSampler(BaseSampler):
         r"""Set the bound from a pre-training pass, :math:`\max_{m \in S^0} a^0_m` (Section 6).
 
         ``norms`` are those of all clients, or of ``clients``; nan for who did not respond. To be called
-        before the first feedback.
+        before the first feedback. With a guard, none of them counts for more than the guard's clip by these
+        norms alone.
 
         Deviation: the text writes :math:`\lambda_m \|g^0_m\|^2` here; the bound that its theorems ask for
         is one on :math:`a_m = \lambda_m^2 \|g_m\|^2`, and that is what we take.
@@ -62,7 +63,8 @@ class BoundedSampler(BaseSampler):
         )
         values = norms_of("norms", norms, len(asked), "each client asked")
         responded = ~np.isnan(values)
-        feedback = log_feedback_of(self._weights_of(asked[responded]), values[responded])
+        believed = self._defences.moderated(values[responded])
+        feedback = log_feedback_of(self._weights_of(asked[responded]), believed)
         largest = feedback.max(initial=-math.inf)
         if largest == -math.inf:
             raise FeedbackError("norms must hold at least one that is above 0, got none")

@@ -42,6 +42,10 @@ class Defences:
         """The norms as they may count; ``weights_of`` tells client weights."""
         return norms if self._watch is None else self._watch.clip(heard, norms, weights_of)
 
+    def moderated(self, norms: FloatArray) -> FloatArray:
+        """Norms of a pre-training pass as they may count, by themselves alone."""
+        return norms if self._watch is None else self._watch.moderate(norms)
+
     def over(
         self,
         distribution: Distribution,

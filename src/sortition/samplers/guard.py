@@ -133,13 +133,25 @@ class Watch:
             self._hits[client] = (hits + 1, max(worst, math.log(norm) - math.log(bound)))
         return np.minimum(norms, bound)
 
+    def moderate(self, norms: FloatArray) -> FloatArray:
+        """``norms`` clipped by themselves alone, without being remembered."""
+        logs = np.log(norms[norms > 0.0])
+        if not len(logs):
+            return norms
+        return np.minimum(
+            norms, math.exp(min(bounds_of(logs, np.ones(len(logs)), self._fences).clip, LARGEST_LOG))
+        )
+
     def _note_outliers(
         self, clients: IntArray, above: BoolArray, weights_of: Callable[[IntArray], FloatArray]
     ) -> None:
         found = clients[above]
+        known = among(clients, self._outliers)
+        if not len(found) and not known.any():
+            return
         weights = weights_of(found)
         counting = weights > 0.0
-        others = ~np.isin(self._outliers, clients)
+        others = ~np.isin(self._outliers, clients[known])
         everybody = np.concatenate((self._outliers[others], found[counting]))
         weights = np.concatenate((self._outlier_weights[others], weights[counting]))
         order = np.argsort(everybody)
@@ -193,6 +205,8 @@ class Watch:
             return self._held, self._ceilings
         p = distribution.look_up(crowd)
         together = float(p.sum())
+        if together <= self.guard.outliers_share:
+            return self._held, self._ceilings
         share = max(self.guard.outliers_share, self.bounds.expected_share, float(self._outlier_weights.sum()))
         if together <= share:
             return self._held, self._ceilings
@@ -244,3 +258,15 @@ class Watch:
         watch._held = array(state, "guard.held", np.int64, (None,))
         watch._ceilings = array(state, "guard.ceilings", np.float64, (len(watch._held),))
         return watch
+
+
+def among(clients: IntArray, ascending: IntArray) -> BoolArray:
+    """Which of ``clients`` are in ``ascending``.
+
+    >>> among(np.array([4, 1]), np.array([1, 2])).tolist()
+    [False, True]
+    """
+    if not len(ascending):
+        return np.zeros(len(clients), dtype=bool)
+    places = np.minimum(np.searchsorted(ascending, clients), len(ascending) - 1)
+    return np.asarray(ascending[places] == clients)
