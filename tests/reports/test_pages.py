@@ -81,7 +81,8 @@ class TestMarkdown:
         scale = replace(QUICK, rounds=3, repeats=1)
         results = execute(plan(["fig5", "fig7"], tmp_path / "out", variants=("text",), scale=scale), jobs=1)
         page = tmp_path / "page.md"
-        page.write_text("A\n<!-- fig7 -->\nold\n<!-- end -->\nB\n<!-- fig1 -->\nkept\n<!-- end -->\nC\n")
+        blocks = "A\n<!-- fig7 -->\nold\n<!-- end -->\nB\n<!-- fig1 -->\nkept\n<!-- end -->\nC\n"
+        page.write_text(blocks + "![Figure 5](figures/fig5.svg)\n")
         origin = provenance(plan(["fig5"], tmp_path / "out", variants=("text",)), scale, quick=True)
         for _ in range(2):  # filling twice is filling once
             assert fill_page(page, results, origin) == ["fig7"]
@@ -90,7 +91,7 @@ class TestMarkdown:
             assert "| σ = 3 | with replacement |" in text
             assert "kept" in text
             assert [line for line in text.splitlines() if line in ("A", "B", "C")] == ["A", "B", "C"]
-        assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["fig5.svg", "fig7.svg"]
+        assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["fig5.svg"]  # as shown
 
     def test_no_such_page(self, tmp_path):
         with pytest.raises(DataError, match="can be read"):
