@@ -105,18 +105,27 @@ def require_support(name: str, masses: FloatArray, client_weights: FloatArray | 
 
 def norms_of(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
     """``values`` as ``size`` norms: finite and not negative, or nan for who did not reply."""
-    norms = _floats(name, values, FeedbackError)
-    if norms.shape != (size,):
-        raise FeedbackError(f"{name} must have {size} entries, one for {whose}, got shape {norms.shape}")
-    if norms.size and norms.item(norms.argmin()) >= 0.0 and norms.item(norms.argmax()) < math.inf:
-        return norms  # all replied, none of them out of bounds (nan is both the least and the most)
+    norms = one_each(name, values, size, whose)
+    check_norms(name, norms)
+    return norms
+
+
+def one_each(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
+    """``values`` as ``size`` floats."""
+    numbers = _floats(name, values, FeedbackError)
+    if numbers.shape != (size,):
+        raise FeedbackError(f"{name} must have {size} entries, one for {whose}, got shape {numbers.shape}")
+    return numbers
+
+
+def check_norms(name: str, norms: FloatArray) -> None:
+    """Norms must be finite and not negative, or nan for who did not reply."""
     wrong = np.flatnonzero((norms < 0.0) | np.isinf(norms))
     if len(wrong):
         raise FeedbackError(
             f"{name} must be finite and not negative (nan for no reply), got {norms[wrong[0]]} "
             f"at position {wrong[0]}"
         )
-    return norms
 
 
 def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:

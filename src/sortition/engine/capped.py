@@ -25,7 +25,7 @@ MARGIN = 16.0
 at; by this factor a stranger to one expert of a mixture may stand above a stranger to all."""
 
 
-class Capped:
+class Capped(Distribution):
     """``inner`` under the ceilings of ``clients`` (ascending ids) and a ``cap`` for everybody.
 
     >>> from sortition.engine.prior import Prior

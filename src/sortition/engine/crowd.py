@@ -7,20 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from sortition.core.designs import Weighed
 from sortition.core.errors import StateError
 from sortition.core.experts import normalise_log_weights
 from sortition.core.state import array
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest, mixture
-from sortition.engine.roster import Roster
-from sortition.engine.table import Table
+from sortition.engine.drawing import Distribution
+from sortition.engine.roster import Masses, Roster
+from sortition.engine.table import Places, Table
 from sortition.engine.tree import level_starts
 
 VANISHING = 1e-300
 """The least that a ratio or a mass may become where zero would mean something else."""
 
 
-class Crowd:
+class Crowd(Distribution):
     r"""E distributions :math:`p_{e,m} = q_m r_{e,m}` and their weights, with the roster as the prior q.
 
     A client that was met has a slot; its ratio is ``scales[e] * ratios[slot, e]`` where it is raised, and
@@ -51,6 +53,11 @@ class Crowd:
         return self.log_weights, self.scales, self.bases
 
     @property
+    def _all(self) -> tuple[float, Masses, Places, IntArray, forest.Trees, mixture.Experts]:
+        roster = self.roster
+        return roster.total, roster.of_all, self._table.places, self._ids, self.trees, self.experts
+
+    @property
     def weights(self) -> FloatArray:
         """theta_e, the experts' weights in the mixture."""
         return np.asarray(np.exp(self.log_weights))
@@ -59,16 +66,13 @@ class Crowd:
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
         """Independent draws from the mixture, two uniforms each, and their probabilities."""
-        drawn: tuple[IntArray, FloatArray] = mixture.draw(
-            uniforms,
-            self.roster.total,
-            self.roster.of_all,
-            self._table.places,
-            self._ids,
-            self.trees,
-            self.experts,
-        )
+        drawn: tuple[IntArray, FloatArray] = mixture.draw(uniforms, *self._all)
         return drawn
+
+    def draw_weighed(self, uniforms: FloatArray) -> Weighed:
+        """The same draws as a cohort, in one call of a kernel: a small round is mostly calls."""
+        weighed: Weighed = mixture.draw_weighed(uniforms, *self._all)
+        return weighed
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The mixed probabilities of ``clients``."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from sortition.core.types import FloatArray, IntArray
+from sortition.engine.drawing import Distribution
 from sortition.engine.roster import Roster
 
 
-class Dense:
+class Dense(Distribution):
     """Probabilities that are set at will.
 
     >>> dense = Dense(Roster(2, None))

@@ -28,10 +28,15 @@ LEAST_LEFT = 1e-6
 
 
 class Distribution(Protocol):
-    """What a design needs to know of a distribution."""
+    """What a design needs to know of a distribution. Ours inherit from it."""
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
         """Independent draws, one for each row of two uniforms, and their probabilities."""
+
+    def draw_weighed(self, uniforms: FloatArray) -> Weighed:
+        """The same draws as a cohort: ``core.designs.weigh_with_replacement``."""
+        weighed: Weighed = tally(*self.draw(uniforms))
+        return weighed
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The probabilities of ``clients``."""
@@ -53,7 +58,7 @@ class Distribution(Protocol):
 
 
 @njit(cache=True)
-def tally(draws: IntArray, probabilities: FloatArray, cohort_size: int) -> Weighed:
+def tally(draws: IntArray, probabilities: FloatArray) -> Weighed:
     """``core.designs.weigh_with_replacement``, compiled: the distinct draws, ascending, and their weights."""
     order = np.argsort(draws)
     clients, counts = np.empty_like(draws), np.empty_like(draws)
@@ -65,7 +70,7 @@ def tally(draws: IntArray, probabilities: FloatArray, cohort_size: int) -> Weigh
             size += 1
         counts[size - 1] += 1
     for i in range(size):
-        weights[i] = counts[i] / (cohort_size * drawn[i])
+        weights[i] = counts[i] / (draws.size * drawn[i])
     return clients[:size], counts[:size], drawn[:size], weights[:size]
 
 
@@ -78,9 +83,7 @@ def draw_cohort(
 ) -> Weighed:
     """Draw by ``design`` from all the ``num_clients`` clients of ``distribution``."""
     if design == "with_replacement":
-        draws, probabilities = distribution.draw(generator.random((cohort_size, 2)))
-        weighed: Weighed = tally(draws, probabilities, cohort_size)
-        return weighed
+        return distribution.draw_weighed(generator.random((cohort_size, 2)))
     if design == "without_replacement":
         return _draw_without_replacement(distribution, num_clients, cohort_size, generator)
     if num_clients <= DENSE_CLIENTS * cohort_size:

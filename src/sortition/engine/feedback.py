@@ -1,4 +1,4 @@
-"""The feedback of those who replied, compiled."""
+"""Norms and the feedback that they make, compiled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.roster import Masses, Roster, mass_of
+
+
+@njit(cache=True)
+def all_replied(norms: FloatArray) -> bool:
+    """Whether all norms are finite and not negative: none is out of bounds, and none nan, for no reply."""
+    for norm in norms:  # noqa: SIM110 - numba has no generator expressions
+        if not 0.0 <= norm < np.inf:
+            return False
+    return True
 
 
 @njit(cache=True)

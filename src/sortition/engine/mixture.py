@@ -7,8 +7,10 @@ from typing import TypeAlias
 import numpy as np
 from numba import njit
 
+from sortition.core.designs import Weighed
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
+from sortition.engine.drawing import tally
 from sortition.engine.forest import Trees
 from sortition.engine.roster import Masses, draw_prior, mass_of
 from sortition.engine.table import EMPTY, Places, put, slot_of
@@ -110,6 +112,22 @@ def draw(
         draws[i] = client
         probabilities[i] = mass / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
     return draws, probabilities
+
+
+@njit(cache=True)
+def draw_weighed(
+    uniforms: FloatArray,
+    total_mass: float,
+    prior: Masses,
+    table: Places,
+    ids: IntArray,
+    trees: Trees,
+    experts: Experts,
+) -> Weighed:
+    """The same draws as a cohort: the distinct clients, their counts, probabilities and weights."""
+    draws, probabilities = draw(uniforms, total_mass, prior, table, ids, trees, experts)
+    weighed: Weighed = tally(draws, probabilities)
+    return weighed
 
 
 @njit(cache=True)

@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
+from sortition.engine.drawing import Distribution
 from sortition.engine.roster import Masses, Roster, draw_prior, mass_of
 
 
@@ -19,7 +20,7 @@ def _draw(uniforms: FloatArray, total_mass: float, prior: Masses) -> tuple[IntAr
     return draws, probabilities
 
 
-class Prior:
+class Prior(Distribution):
     """Draws by the roster's masses.
 
     >>> Prior(Roster(2, np.array([1.0, 3.0]))).everybody()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Any, Required, Self, TypedDict
 
@@ -13,9 +12,16 @@ from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, draw_dense, restrict
 from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import MOST_CLIENTS, client_ids, distribution, norms_of, whole_number
+from sortition.core.validation import (
+    MOST_CLIENTS,
+    check_norms,
+    client_ids,
+    distribution,
+    one_each,
+    whole_number,
+)
 from sortition.engine.drawing import draw_cohort
-from sortition.engine.feedback import log_feedback
+from sortition.engine.feedback import all_replied, log_feedback
 from sortition.engine.roster import Roster
 from sortition.samplers.defences import Defences
 from sortition.samplers.guard import Guard, Suspect
@@ -143,10 +149,13 @@ class BaseSampler(Saved):
         the meantime nothing is learnt.
         """
         self._recognise(cohort)
-        values = norms_of("norms", norms, len(cohort), "each client of the cohort")
+        values = one_each("norms", norms, len(cohort), "each client of the cohort")
+        complete = all_replied(values)
+        if not complete:
+            check_norms("norms", values)
         values = self._defences.noised(cohort, values)
         heard = cohort
-        if len(values) and math.isnan(values.item(values.argmin())):  # nan is the least, if there is one
+        if not complete:
             replied = ~np.isnan(values)
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:

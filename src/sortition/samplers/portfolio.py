@@ -17,7 +17,7 @@ from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number
 from sortition.engine.crowd import VANISHING
-from sortition.engine.drawing import mass_without
+from sortition.engine.drawing import Distribution, mass_without
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
@@ -31,7 +31,7 @@ MEMORY = 0.9
 """How much of the running loss is kept from one round to the next."""
 
 
-class Mixture:
+class Mixture(Distribution):
     """The distributions of several samplers, mixed."""
 
     def __init__(self, experts: Sequence[BaseSampler]) -> None:
