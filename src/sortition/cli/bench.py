@@ -86,16 +86,16 @@ def bench_command(
             status.update(f"measured {measurement.num_clients:.0e} clients, {regime}")
 
         results = measure_each(sizes, cohort, rounds, cast(Regime, regime), on_measured)
+    if json is not None:
+        rows = [{**asdict(result), "round_median": result.round_median} for result in results]
+        finite = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+        json.write_text(json_module.dumps(finite, indent=1) + "\n", encoding="utf-8")
     console = Console(highlight=False)
     console.print(
         f"{cohort} clients drawn a round, {results[0].num_experts} experts, {rounds} rounds, {regime}"
     )
     console.print(_table(results))
     console.print(HOW_TO_READ, soft_wrap=True)
-    if json is not None:
-        rows = [{**asdict(result), "round_median": result.round_median} for result in results]
-        finite = [{name: None if value != value else value for name, value in row.items()} for row in rows]
-        json.write_text(json_module.dumps(finite, indent=1) + "\n", encoding="utf-8")
 
 
 def _table(results: list[Measurement]) -> Table:
@@ -112,7 +112,7 @@ def _table(results: list[Measurement]) -> Table:
             _time(result.observe_worst),
             _time(result.spike),
             _time(result.choice_median),
-            "-" if math.isnan(ratio) else f"{ratio:.3g}",
+            "-" if math.isnan(ratio) else f"{ratio:.3g}" if ratio < 1000 else f"{ratio:.0f}",
             _time(result.dense_median),
             _short(result.clients_met),
             f"{result.share_of_met:.2f}",
