@@ -8,6 +8,17 @@ from pathlib import Path
 import numpy as np
 
 README = Path(__file__).parent.parent / "README.md"
+REPRODUCTION = README.parent / "docs" / "reproduction.md"
+
+
+def block(page: Path, name: str) -> str:
+    """What ``sortition reproduce`` has filled in."""
+    return page.read_text(encoding="utf-8").split(f"<!-- {name} -->\n")[1].split("<!-- end -->")[0]
+
+
+def rows(page: Path, name: str) -> list[list[str]]:
+    lines = [line for line in block(page, name).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def test_the_library_example_runs_and_learns() -> None:
@@ -26,3 +37,33 @@ def test_what_it_links_to_exists() -> None:
     assert links
     for link in links:
         assert (README.parent / link).exists(), link
+
+
+def test_the_numbers_are_those_of_the_documentation() -> None:
+    """The short table is the end of the long one, made by the same command at the same time."""
+    assert block(README, "provenance") == block(REPRODUCTION, "provenance")
+    expected = [
+        [panel, sampler, quantity, published, replayed, ours.split(" ± ")[0], text.split(" ± ")[0]]
+        for panel, sampler, quantity, number, published, replayed, _, ours, _, text in rows(
+            REPRODUCTION, "published"
+        )
+        if number == "1000"
+    ]
+    assert len(expected) == 10
+    assert rows(README, "published-in-the-end") == expected
+
+
+def test_what_is_said_of_the_figures_is_in_the_documentation() -> None:
+    """Every number with two decimals in the README's words about the figures."""
+    text = README.read_text(encoding="utf-8")
+    words = text.split("## The paper's figures, reproduced")[1].split("\n## ")[0]
+    numbers = re.findall(r"−?\d+\.\d\d\b", words)
+    assert len(numbers) > 20
+    documented = re.findall(r"−?\d+\.\d\d\b", REPRODUCTION.read_text(encoding="utf-8"))
+    assert set(numbers) <= set(documented)
+
+
+def test_every_published_digit_is_met_with_the_authors_random_numbers() -> None:
+    table = rows(REPRODUCTION, "published")
+    assert len(table) == 22
+    assert [row[4] for row in table] == [row[5] for row in table]
