@@ -32,7 +32,7 @@ GUARDS: dict[str, tuple[str, Guard | None]] = {
     "no guard": ("none", None),
     **{f"share {s:g}": ("share", Guard(outliers_share=s)) for s in (0.7, 0.5, 0.4, 0.3, 0.2, 0.1)},
     **{
-        f"clip {f:g}": ("clip", Guard(clip_factor=f, fence=1.0 if f < 100 else 3.0, **ALONE))
+        f"clip {f:g}": ("clip", Guard(clip_factor=f, fence=1.0 if f < 100 else 4.0, **ALONE))
         for f in (100.0, 30.0, 10.0, 3.0)
     },
     **{f"cap {c:g}": ("cap", Guard(largest_probability=c, **NO_CLIP, **ALONE)) for c in (0.2, 0.1, 0.05)},
@@ -171,11 +171,14 @@ def picture(points: list[Point]) -> dict[str, Any]:
         encoding = {
             "x": x,
             "y": {"field": field, "type": "quantitative", "title": title,
-                  "scale": {"type": "symlog", "constant": 1.0}},
-            "color": {"field": "defence", "type": "nominal", "title": None},
+                  "scale": {"type": "symlog", "constant": 1.0, "nice": False}},
+            "color": {"field": "defence", "type": "nominal", "legend": {"title": None, "orient": "bottom"}},
             "order": {"field": "held_5"},
         }  # fmt: skip
-        label = {"mark": {"type": "text", "dy": -9, "fontSize": 9}, "encoding": {"text": {"field": "guard"}}}
+        label = {
+            "mark": {"type": "text", "align": "left", "dx": 6, "dy": -4, "fontSize": 9},
+            "encoding": {"text": {"field": "guard"}},
+        }
         panels.append(
             {
                 "width": 380,

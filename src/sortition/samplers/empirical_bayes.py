@@ -55,7 +55,7 @@ class EmpiricalBayesSampler(BaseSampler):
     constants: ClassVar[Constants] = Constants()
 
     def __init__(self, **common: Unpack[Common]) -> None:
-        common.setdefault("guard", Guard())  # it costs an honest run nothing: docs/hostile-clients.md
+        common.setdefault("guard", Guard())  # it costs an honest run nearly nothing: docs/hostile-clients.md
         super().__init__(**common)
         uniform = self.constants.prior_uniform
         if self._given_weights is not None:
