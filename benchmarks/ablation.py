@@ -25,7 +25,7 @@ OFF = 1e9
 VARIANTS: dict[str, tuple[float, ...]] = {
     "prior_uniform": (0.0, 0.3),
     "least_share": (0.05, 0.08, 0.2),
-    "share_pull": (0.0, 0.3, 0.8),
+    "discovery": (OFF, 1.0, 3.0),
     "share_hold": (OFF, 1.0, 0.1),
     "loss_memory": (0.5, 0.98),
     "level_rate": (0.0, 0.3),

@@ -127,7 +127,7 @@ class EmpiricalBayesSampler(BaseSampler):
     def _tune_share(
         self, weights: FloatArray, log_feedback: FloatArray, p: FloatArray, prior: FloatArray
     ) -> None:
-        r"""Let the prior's share follow what it would have been worth.
+        r"""Let the prior's share rise when it has found something, and fall slowly else.
 
         With :math:`v_m = \mathrm{weight}_m a_m / p_m`, whose sum V estimates the loss, the slope of the loss
         in the share goes with :math:`r = \sum_m v_m \pi_m / p_m \big/ V`: above 1 the share is too small. A
@@ -145,8 +145,8 @@ class EmpiricalBayesSampler(BaseSampler):
         people.log_loss = float(np.logaddexp(kept, math.log1p(-c.loss_memory) + log_loss))
         scale = max(log_loss, people.log_loss)
         worth = float(np.exp(log_parts - scale) @ (prior / p)) + 1.0 - math.exp(log_loss - scale)
-        slowest = math.exp(-c.share_hold * self._cohort_size / self.num_clients)
-        factor = max(1.0 - c.share_pull + c.share_pull * worth, slowest)
+        falling = math.exp(-c.share_hold * self._cohort_size / self.num_clients)
+        factor = worth if worth > c.discovery else falling
         self._lifted.share = min(max(factor * self._lifted.share, c.least_share), 1.0)
 
     def _meet(self, clients: IntArray) -> IntArray:

@@ -18,10 +18,10 @@ class Constants:
     """Share of the prior that is uniform; the rest goes by the data sizes."""
     least_share: float = 0.12
     """Share of the draws that come from the prior, at first and at least: it bounds the weights."""
-    share_pull: float = 0.5
-    """How strongly one round pulls at the share."""
+    discovery: float = 1.5
+    """A round in which the prior's draws were worth more than this multiplies the share by that worth."""
     share_hold: float = 0.3
-    """How fast the share may fall: by a factor e^-hold in the time in which everybody could be drawn once."""
+    """How fast the share falls else: by e^-hold in the time in which everybody could be drawn once."""
     loss_memory: float = 0.9
     """Memory of the running loss that tells a round of much loss from one of little."""
     level_rate: float = 0.1
