@@ -113,14 +113,13 @@ class Roster:
 
     def masses(self, clients: IntArray | None) -> FloatArray:
         """The masses of ``clients``, or of every id; 0 for who left."""
-        if clients is None:
-            block = np.ones(self.block)
-            gone = self._gone.keys()
-            block[gone[gone < self.block]] = 0.0
-            return np.concatenate((block, self.own.values[: self.own.size]))
-        result = np.ones(len(clients))
+        result = np.ones(self.block if clients is None else len(clients))
         if self.all_alike:
             return result
+        if clients is None:
+            gone = self._gone.keys()
+            result[gone[gone < self.block]] = 0.0
+            return np.concatenate((result, self.own.values[: self.own.size]))
         own = clients >= self.block
         result[own] = self.own.values[clients[own] - self.block]
         if self._gone.count:
