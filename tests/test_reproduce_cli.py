@@ -13,10 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from sortition.cli import commands
-from sortition.experiments.reproduce import FIGURES, QUICK, VARIANTS
+from sortition.experiments.reproduce import FIGURES, QUICK, VARIANTS, execute, plan
 from sortition.experiments.reproduce.figures import figure
 from sortition.experiments.reproduce.store import RunStore
 from sortition.problems import idx
+from sortition.reports.markdown import fill_page
+from sortition.reports.reproduction import provenance
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FILES = ("curves.csv", "figure.png", "figure.svg", "summary.json")
@@ -87,14 +89,21 @@ def test_a_second_start_runs_nothing(everything):
 
 def test_pages_are_filled_and_only_pictures_that_they_show_are_drawn(everything, tmp_path):
     one, two = tmp_path / "one.md", tmp_path / "two.md"
-    one.write_text("Mine.\n\n![seven](pictures/fig7.svg)\n\n<!-- fig7 -->\nold\n<!-- end -->\n\nMine too.\n")
+    one.write_text(
+        "Mine.\n\n![seven](pictures/fig7.svg)\n\n<!-- fig7 -->\nold\n<!-- end -->\n\n"
+        "Mine too.\n<!-- fig5 -->\n<!-- end -->\n"
+    )
     two.write_text("<!-- provenance -->\n<!-- end -->\n<!-- fig1 -->\nnot run\n<!-- end -->\n")
-    result = invoke("fig7", "--quick", "--out", str(everything), "--docs", str(one), "--docs", str(two))
-    assert result.exit_code == 0
-    (everything / "fig7" / "report.html").unlink()
+    todo = plan(["fig5", "fig7"], everything, variants=VARIANTS, scale=QUICK)
+    results = execute(todo, jobs=1)
+    origin = provenance(todo, results, QUICK, quick=True)
+    assert fill_page(one, results, origin) == ["fig5", "fig7"]
+    assert fill_page(two, results, origin) == ["provenance"]
     text = one.read_text()
     assert text.startswith("Mine.\n")
-    assert text.endswith("<!-- end -->\n\nMine too.\n")
+    assert "<!-- end -->\n\nMine too.\n" in text
+    assert "| 5 | 100 | 0 |" in text
+    assert "| images in all | 4825 | 5325 |" in text
     assert "| σ = 10 | without replacement |" in text
     assert "old" not in text
     assert "Made on" in two.read_text()
@@ -155,8 +164,17 @@ class TestBadInput:
     def test_a_page_that_can_not_be_filled_is_refused_before_the_work(self, tmp_path, page):
         docs, out = tmp_path / "page.md", tmp_path / "out"
         docs.write_bytes(page)
-        assert "page.md" in self.refused("fig5", "--quick", "--out", str(out), "--docs", str(docs))
+        assert "page.md" in self.refused("all", "--out", str(out), "--docs", str(docs))
         assert docs.read_bytes() == page
+        assert not out.exists()
+
+    @pytest.mark.parametrize("less", [("all", "--quick"), ("fig5",), ("all", "--variant", "text")])
+    def test_pages_are_not_filled_from_less_than_everything(self, tmp_path, less):
+        docs, out = tmp_path / "page.md", tmp_path / "out"
+        docs.write_text("<!-- fig5 -->\n<!-- end -->\n")
+        message = self.refused(*less, "--out", str(out), "--docs", str(docs))
+        assert "'--docs': pages are filled by a run of everything" in message
+        assert docs.read_text() == "<!-- fig5 -->\n<!-- end -->\n"
         assert not out.exists()
 
     def test_no_figure(self):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +14,7 @@ from sortition import AdaptiveOSMDSampler, Cohort, ConfigurationError
 from sortition.core.errors import DataError
 from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
 from sortition.core.rates import expert_rates, initial_expert_weights, meta_rate, num_experts
-from sortition.experiments.reproduce import FIGURES, FULL, QUICK, VARIANTS, execute, plan
+from sortition.experiments.reproduce import FIGURES, FULL, QUICK, VARIANTS, build, execute, plan
 from sortition.experiments.reproduce.authors import (
     AuthorsAdaptiveOSMDSampler,
     LossSGD,
@@ -31,8 +33,10 @@ from sortition.experiments.reproduce.summary import summarise
 from sortition.problems import LeastSquares
 from sortition.problems.images import AUTHORS_SIZES, ImageFederation
 from sortition.problems.synthetic import authors_heterogeneous
+from sortition.reports.reproduction import made, provenance, write_figure
 
 SHORT = RunSettings("text", "heterogeneous", "adaptive-osmd", 12, 5, 0.1, seed=1, spread=3.0)
+ORIGIN = {"commit": "abc", "versions": {"numpy": "1"}}
 
 
 def images_federation() -> ImageFederation:
@@ -271,7 +275,7 @@ class TestStore:
     def test_kept_and_loaded(self, tmp_path):
         store, curves = RunStore(tmp_path), simulate(SHORT)
         assert not store.holds(SHORT)
-        store.save(SHORT, curves)
+        store.save(SHORT, curves, ORIGIN)
         assert store.holds(SHORT)
         assert np.array_equal(store.load(SHORT)["loss"], curves["loss"])
         assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]
@@ -279,7 +283,7 @@ class TestStore:
     @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", None])
     def test_damaged_files_are_not_believed(self, tmp_path, damage):
         store = RunStore(tmp_path)
-        store.save(SHORT, simulate(SHORT))
+        store.save(SHORT, simulate(SHORT), ORIGIN)
         path = store.path(SHORT)
         path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
         before = path.read_bytes()
@@ -289,7 +293,7 @@ class TestStore:
 
     def test_the_run_of_other_settings_is_not_believed(self, tmp_path):
         store, other = RunStore(tmp_path), replace(SHORT, seed=9)
-        store.save(SHORT, simulate(SHORT))
+        store.save(SHORT, simulate(SHORT), ORIGIN)
         store.path(SHORT).rename(store.path(other))
         with pytest.raises(DataError, match="another one"):
             store.load(other)
@@ -313,6 +317,76 @@ class TestStore:
         result = execute(second, jobs=1)[0]
         for one, other in zip(expected.curves, result.curves, strict=True):
             assert np.array_equal(one.mean, other.mean)
+
+    def test_the_code_that_made_the_runs_is_kept_and_reported(self, tmp_path):
+        """Two runs of an older commit are found: the figure is of both, and the pages say so."""
+        scale = replace(QUICK, rounds=4, repeats=1)
+        first = plan(["fig7"], tmp_path, variants=("text",), scale=scale)
+        older = {**first.origin, "commit": "older"}
+        for run in first.missing[:2]:
+            first.store.save(run, simulate(run), older)
+        second = plan(["fig7"], tmp_path, variants=("text",), scale=scale)
+        assert second.kept == 2
+        results = execute(second, jobs=1)
+        assert list(results[0].origins) == [older, second.origin]
+        said = provenance(second, results, scale, quick=True)
+        assert said["runs_made_by"] == [older, second.origin]
+        assert "out of runs made from commit older with" in made(said)
+        write_figure(results[0], tmp_path / "fig7", said)
+        assert json.loads((tmp_path / "fig7" / "summary.json").read_text())["runs_made_by"][0] == older
+        said["runs_made_by"] = [second.origin]
+        assert made(said).startswith("Made on")
+        assert "out of runs" not in made(said)
+
+
+class TestImages:
+    """What a run of Figure 6 was run on is a part of its settings."""
+
+    @pytest.fixture
+    def data(self, tmp_path, monkeypatch):
+        """Three made-up sets, and federations small enough for them."""
+        monkeypatch.setattr(build, "NUM_IMAGE_CLIENTS", 40)
+        for seed, name in enumerate(("mnist", "kmnist", "fashion-mnist")):
+            rng = np.random.default_rng(seed)
+            for kind, shape in (("images-idx3", (800, 3, 3)), ("labels-idx1", (800,))):
+                array = rng.integers(0, 10, shape).astype(np.uint8)
+                path = tmp_path / "data" / name / f"t10k-{kind}-ubyte"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(
+                    bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes() + bytes(array)
+                )
+        return tmp_path / "data"
+
+    def plan(self, data):
+        scale = replace(QUICK, rounds=2, evaluate_images_every=1)
+        return plan(["fig6"], data.parent / "out", variants=("text",), scale=scale, data=data)
+
+    def test_runs_on_other_images_are_not_taken_for_those_on_these(self, data):
+        first = self.plan(data)
+        before = execute(first, jobs=1)[0]
+        assert self.plan(data).kept == len(first.missing)
+        for one, other in (("mnist", "aside"), ("kmnist", "mnist"), ("aside", "kmnist")):
+            (data / one).rename(data / other)
+        swapped = self.plan(data)
+        assert swapped.kept == len(first.missing) // 3  # Fashion-MNIST is as it was
+        after = execute(swapped, jobs=1)[0]
+        for one, other in zip(before.curves, after.curves, strict=True):
+            assert np.array_equal(one.mean, other.mean) is (one.panel == "fashion-mnist")
+
+    def test_two_sets_of_the_same_images_are_refused(self, data):
+        shutil.rmtree(data / "kmnist")
+        shutil.copytree(data / "mnist", data / "kmnist")
+        with pytest.raises(DataError, match="must be different images"):
+            self.plan(data)
+        assert not (data.parent / "out").exists()
+
+    def test_images_that_change_under_a_run_are_refused(self, data):
+        todo = self.plan(data)
+        shutil.rmtree(data / "mnist")
+        (data / "kmnist").rename(data / "mnist")
+        run = next(run for run in todo.missing if run.problem == "mnist")
+        with pytest.raises(DataError, match="must be the images of the start"):
+            make_problem(run, data)
 
 
 class TestSummary:
@@ -356,6 +430,7 @@ class TestSummary:
                 todo.store.save(
                     run,
                     {name: np.ones(1000) for name in ("loss", "regret")} | {"rounds": np.arange(1.0, 1001.0)},
+                    ORIGIN,
                 )
         for published in PUBLISHED:
             losses = np.ones(1000)
@@ -363,10 +438,10 @@ class TestSummary:
             for run in more[(published.panel, published.label)].candidates[0]:
                 regret = np.full(1000, math.exp(published.log_regret or 0.0))
                 rounds = np.arange(1.0, 1001.0)
-                todo.store.save(run, {"loss": losses, "regret": regret, "rounds": rounds})
+                todo.store.save(run, {"loss": losses, "regret": regret, "rounds": rounds}, ORIGIN)
         for run in todo.figures[0].replayed:
             ones = np.ones((10, len(SAMPLERS), 1000)) * np.arange(1.0, 6.0)[:, None]
-            todo.store.save(run, {"loss": ones, "regret": 10.0 * ones, "rounds": rounds})
+            todo.store.save(run, {"loss": ones, "regret": 10.0 * ones, "rounds": rounds}, ORIGIN)
         rows = summarise(todo.figures[0], todo.store).table
         assert len(rows) == 22
         assert {row["runs"] for row in rows} == {FULL.published_repeats}

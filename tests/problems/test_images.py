@@ -51,14 +51,48 @@ def put(directory: Path, part: str, images: np.ndarray, labels: np.ndarray, pack
 
 class TestFiles:
     @pytest.mark.parametrize("packed", [True, False])
-    @pytest.mark.parametrize("inside", ["mnist", "."])
-    def test_found_in_the_named_directory(self, tmp_path, packed, inside):
+    def test_found_in_the_named_directory(self, tmp_path, packed):
         images, labels = made_up(20)
-        put(tmp_path / "data" / inside, "t10k", images, labels, packed)
+        put(tmp_path / "data" / "mnist", "t10k", images, labels, packed)
         found_images, found_labels, source = idx.load_images("mnist", tmp_path / "data")
         assert np.array_equal(found_images, images)
         assert np.array_equal(found_labels, labels)
         assert "t10k (20 images)" in source
+
+    def test_files_directly_in_the_directory_must_be_those_of_the_set(self, tmp_path, monkeypatch):
+        """All sets have the same names: what has the checksums of one is not taken for another."""
+        images, labels = made_up(20)
+        put(tmp_path / "data", "t10k", images, labels)
+        sums = {
+            path.name: hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+            for path in (tmp_path / "data").iterdir()
+        }
+        nowhere = "http://127.0.0.1:9/"
+        monkeypatch.setitem(idx.IMAGE_SETS, "mnist", idx.ImageSet("mnist", nowhere, sums))
+        monkeypatch.setitem(
+            idx.IMAGE_SETS, "kmnist", idx.ImageSet("kmnist", nowhere, dict.fromkeys(sums, ""))
+        )
+        assert np.array_equal(idx.load_images("mnist", tmp_path / "data")[0], images)
+        with pytest.raises(DataError, match="kmnist was found nowhere"):
+            idx.load_images("kmnist", tmp_path / "data")
+
+    def test_unpacked_files_directly_in_the_directory_are_not_taken(self, tmp_path, monkeypatch):
+        put(tmp_path / "data", "t10k", *made_up(20), packed=False)
+        nowhere = idx.ImageSet("mnist", "http://127.0.0.1:9/", idx.IMAGE_SETS["mnist"].checksums)
+        monkeypatch.setitem(idx.IMAGE_SETS, "mnist", nowhere)
+        with pytest.raises(DataError, match="mnist was found nowhere"):
+            idx.load_images("mnist", tmp_path / "data")
+
+    def test_a_digest_is_of_images_and_labels(self):
+        images, labels = made_up(20)
+        digests = {
+            idx.images_digest(images, labels),
+            idx.images_digest(images, labels[::-1]),
+            idx.images_digest(images[::-1], labels),
+            idx.images_digest(images.reshape(20, 2, 8), labels),
+        }
+        assert len(digests) == 4
+        assert idx.images_digest(images.copy(), labels.copy()) in digests
 
     def test_the_larger_part_is_taken(self, tmp_path):
         put(tmp_path / "mnist", "t10k", *made_up(20))

@@ -83,7 +83,7 @@ class TestMarkdown:
         page = tmp_path / "page.md"
         blocks = "A\n<!-- fig7 -->\nold\n<!-- end -->\nB\n<!-- fig1 -->\nkept\n<!-- end -->\nC\n"
         page.write_text(blocks + "![Figure 5](figures/fig5.svg)\n")
-        origin = provenance(plan(["fig5"], tmp_path / "out", variants=("text",)), scale, quick=True)
+        origin = provenance(plan(["fig5"], tmp_path / "out", variants=("text",)), results, scale, quick=True)
         for _ in range(2):  # filling twice is filling once
             assert fill_page(page, results, origin) == ["fig7"]
             text = page.read_text()

@@ -80,13 +80,18 @@ def reproduce_command(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Also fill the marked blocks of this Markdown page; several times for several pages.",
+            help="Also fill the marked blocks of this Markdown page (all, in full, only); may be repeated.",
         ),
     ] = None,
 ) -> None:
     """Run the paper's experiments and draw its figures, published beside measured where both are known."""
     import vl_convert  # noqa: F401 - if it is missing, say so before the work and not after it
 
+    if docs and (quick or set(figures) != set(FIGURES) or variant != "both"):
+        raise typer.BadParameter(
+            "pages are filled by a run of everything: 'all' in both variants, and not --quick.",
+            param_hint="'--docs'",
+        )
     target = out or Path("reproduction-quick" if quick else "reproduction")
     scale = QUICK if quick else FULL
     variants = VARIANTS if variant == "both" else (cast(Variant, variant),)
@@ -102,7 +107,7 @@ def reproduce_command(
     seconds = time.monotonic() - begun
     if todo.rounds:
         typer.echo(f"{todo.rounds:,} rounds at most, in {seconds:.0f} s", err=True)
-    origin = provenance(todo, scale, quick)
+    origin = provenance(todo, results, scale, quick)
     for result in results:
         write_figure(result, target / result.figure.name, origin)
         typer.echo(f"{result.figure.name}: {target / result.figure.name}")

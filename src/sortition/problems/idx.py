@@ -91,8 +91,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 def load_images(name: str, directory: Path | None = None) -> tuple[NDArray[np.uint8], NDArray[np.uint8], str]:
     """Images (n, 28, 28), labels (n,), and where they came from.
 
-    Looked for in ``directory``/``name`` and ``directory``, in the Debian package's directory, and in the
-    cache of an earlier download; failing all that they are downloaded, with their checksums verified.
+    Looked for in ``directory``/``name``, in the Debian package's directory, and in the cache of an earlier
+    download; failing all that they are downloaded, with their checksums verified. Files in ``directory``
+    itself are taken only if they are packed and have the checksums of this set: all sets have the same names.
     """
     if name not in IMAGE_SETS:
         raise DataError(f"image set must be one of {', '.join(IMAGE_SETS)}, got {name!r}")
@@ -118,9 +119,20 @@ def find(image_set: ImageSet, directory: Path | None) -> tuple[Path, str] | None
     packaged = [] if image_set.packaged is None else [image_set.packaged]
     for place in [*named, *packaged, cache_directory(image_set.name)]:
         for part in PARTS:
-            if all(_file(place, part, kind).is_file() for kind in ("images", "labels")):
+            files = [_file(place, part, kind) for kind in ("images", "labels")]
+            if all(path.is_file() for path in files) and (
+                place != directory or all(_md5(path) == image_set.checksums.get(path.name) for path in files)
+            ):
                 return place, part
     return None
+
+
+def images_digest(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> str:
+    """Equal for equal images and labels, whatever files they came from."""
+    digest = hashlib.sha256(repr(images.shape).encode())
+    for array in (images, labels):
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:20]
 
 
 def cache_directory(name: str) -> Path:
@@ -145,7 +157,7 @@ def download(image_set: ImageSet, target: Path) -> None:
                 "and name DIR with --data"
                 + (", or install Debian's dataset-fashion-mnist" if image_set.packaged else "")
             ) from None
-        checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        checksum = _md5(content)
         if checksum != image_set.checksums[name]:
             raise DataError(
                 f"{url} must have the MD5 sum {image_set.checksums[name]}, got {checksum}; nothing was kept"
@@ -160,3 +172,9 @@ def _file(place: Path, part: str, kind: str) -> Path:
     """The file of a part, compressed if there is no other."""
     path = place / f"{part}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
     return path if path.is_file() else path.with_name(path.name + ".gz")
+
+
+def _md5(content: Path | bytes) -> str:
+    if isinstance(content, Path):
+        content = content.read_bytes()
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()

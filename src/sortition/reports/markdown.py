@@ -13,6 +13,7 @@ from sortition.experiments.reproduce.departures import DEPARTURES, OUR_READINGS
 from sortition.experiments.reproduce.store import write_whole
 from sortition.reports.charts import chart
 from sortition.reports.page import picture_svg
+from sortition.reports.reproduction import made
 
 VARIANT_NAMES = {"text": "text", "authors": "authors' code"}
 
@@ -55,10 +56,9 @@ def read_page(page: Path) -> str:
 
 
 def _blocks(results: Sequence[Result], provenance: dict[str, Any]) -> dict[str, str]:
-    versions = ", ".join(f"{name} {number}" for name, number in provenance["versions"].items())
     images = "; ".join(f"{name}: {source}" for name, source in provenance["images"].items())
     blocks = {
-        "provenance": f"Made on {provenance['date']} from commit `{provenance['commit']}` with {versions}: "
+        "provenance": f"{made(provenance)}: "
         f"{provenance['rounds']} rounds, {provenance['repeats']} repeats, {provenance['image_repeats']} on "
         "images" + (f" ({images})" if images else "") + ".\n",
         "departures": _table(("what", "text", "authors' code"), DEPARTURES),
@@ -74,8 +74,7 @@ def _blocks(results: Sequence[Result], provenance: dict[str, Any]) -> dict[str, 
                 ("panel", "regret", "variation of the optimum", "bound of Theorem 8", "kept"),
                 [(b["panel"], b["regret"], b["variation"], b["bound"], b["kept"]) for b in result.bounds],
             )
-        if name != "fig5":
-            blocks[name] = _finals(result)
+        blocks[name] = _sizes(result) if name == "fig5" else _finals(result)
     return blocks
 
 
@@ -134,6 +133,25 @@ def _finals(result: Result) -> str:
     return _table(
         ("panel", "sampler", *ordered),
         [(*key, *(cells.get(column, "-") for column in ordered)) for key, cells in rows.items()],
+    )
+
+
+def _sizes(result: Result) -> str:
+    """Figure 5: how many clients have how many images; a size stands in the place of a round."""
+    counts = {
+        (int(size), curve.variant): round(count)
+        for curve in result.curves
+        for size, count in zip(curve.rounds, curve.mean, strict=True)
+    }
+    variants = [variant for variant in VARIANTS if any(variant == own for _, own in counts)]
+    totals = [sum(size * count for (size, own), count in counts.items() if own == v) for v in variants]
+    sizes = sorted({size for size, _ in counts})
+    return _table(
+        ("training images of a client", *(f"clients, {VARIANT_NAMES[variant]}" for variant in variants)),
+        [
+            *((size, *(counts.get((size, variant), 0) for variant in variants)) for size in sizes),
+            ("images in all", *totals),
+        ],
     )
 
 

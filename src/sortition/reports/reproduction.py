@@ -5,20 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import platform
-import subprocess
 from collections.abc import Sequence
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sortition import __version__
 from sortition.core.errors import DataError
 from sortition.experiments.reproduce import Plan, Result, Scale
 from sortition.experiments.reproduce.departures import DEPARTURES, OUR_READINGS
+from sortition.experiments.reproduce.origin import in_words
 from sortition.experiments.reproduce.store import write_whole
 from sortition.reports.charts import VARIANT_TITLES, chart
 from sortition.reports.page import Page, picture_png, picture_svg
@@ -75,6 +72,7 @@ def write_figure(result: Result, directory: Path, provenance: dict[str, Any]) ->
         "title": result.figure.title,
         "section": result.figure.section,
         **provenance,
+        "runs_made_by": result.origins,
         "seeds": sorted({settings.seed for settings in runs}),
         "settings": [
             {
@@ -94,49 +92,35 @@ def write_figure(result: Result, directory: Path, provenance: dict[str, Any]) ->
     write_whole(directory / "summary.json", (text + "\n").encode())
 
 
-def provenance(plan: Plan, scale: Scale, quick: bool) -> dict[str, Any]:
-    """When, from what, and with which versions."""
+def provenance(plan: Plan, results: Sequence[Result], scale: Scale, quick: bool) -> dict[str, Any]:
+    """When, from what, and with which versions: the runs by theirs, the rest by the plan's."""
+    origins = [each for result in results for each in result.origins]
     return {
         "date": date.today().isoformat(),
-        "commit": commit(),
+        **plan.origin,
+        "runs_made_by": [each for place, each in enumerate(origins) if each not in origins[:place]],
         "quick": quick,
         "rounds": scale.rounds,
         "repeats": scale.repeats,
         "image_repeats": scale.image_repeats,
         "images": plan.sources,
-        "versions": {
-            "sortition": __version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "numba": version("numba"),
-        },
     }
 
 
-def commit() -> str | None:
-    """The commit of the checkout that this code runs from, "+" for changes since; None outside of one."""
-    here = Path(__file__).parent
-    try:
-        name, changed = (
-            subprocess.run(["git", "-C", here, *arguments], capture_output=True, text=True, check=True).stdout
-            for arguments in (
-                ["rev-parse", "--short", "HEAD"],
-                ["status", "--porcelain", "--untracked-files=no", "--", str(here.parent)],
-            )
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return name.strip() + ("+" if changed.strip() else "")
+def made(provenance: dict[str, Any]) -> str:
+    """When and by which code: that of the runs is said apart where it was not the one that drew them."""
+    drawn, runs = {name: provenance[name] for name in ("commit", "versions")}, provenance["runs_made_by"]
+    if runs in ([], [drawn]):
+        return f"Made on {provenance['date']} from {in_words([drawn])}"
+    return f"Drawn on {provenance['date']} from {in_words([drawn])}, out of runs made from {in_words(runs)}"
 
 
 def report_page(results: Sequence[Result], provenance: dict[str, Any]) -> str:
     """The page: figures, published against measured, settings, what differs and why."""
-    numbers = ", ".join(f"{name} {number}" for name, number in provenance["versions"].items())
     page = Page(
         "The paper's experiments, reproduced",
         "Zhao et al., Adaptive Client Sampling in Federated Learning via Online Learning with Bandit "
-        f"Feedback, JMLR 26 (2025). Made on {provenance['date']} from commit "
-        f"{provenance['commit'] or 'unknown'} ({numbers}): {provenance['rounds']} rounds, "
+        f"Feedback, JMLR 26 (2025). {made(provenance)}: {provenance['rounds']} rounds, "
         f"{provenance['repeats']} repeats ({provenance['image_repeats']} on images).",
     )
     if provenance["quick"]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sortition.algorithms.fedsgd import FedSGD
 from sortition.algorithms.scaffold import Scaffold
-from sortition.core.errors import ConfigurationError
+from sortition.core.errors import ConfigurationError, DataError
 from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray
 from sortition.experiments.reproduce.authors import (
@@ -24,7 +24,7 @@ from sortition.experiments.reproduce.authors import (
     authors_rate_scale,
 )
 from sortition.experiments.reproduce.settings import IMAGES, RunSettings
-from sortition.problems.idx import load_images
+from sortition.problems.idx import images_digest, load_images
 from sortition.problems.images import AUTHORS_SIZES, SIZES, ImageFederation
 from sortition.problems.least_squares import LeastSquares
 from sortition.problems.synthetic import AUTHORS_SEED, authors_heterogeneous, heterogeneous, one_coordinate
@@ -44,15 +44,18 @@ SCAFFOLD_RATE = 1e-3
 
 
 @lru_cache(maxsize=3)
-def _images(name: str, directory: Path | None) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    return load_images(name, directory)[:2]
+def _images(name: str, directory: Path | None, digest: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    images, labels, source = load_images(name, directory)
+    if (found := images_digest(images, labels)) != digest:
+        raise DataError(f"{name} must be the images of the start, {digest!r}, got {found!r} from {source}")
+    return images, labels
 
 
 def make_problem(settings: RunSettings, data: Path | None) -> LeastSquares | ImageFederation:
     """The federation: the same data for every seed where it is synthetic, dealt anew where it is images."""
     authors = settings.variant == "authors"
     if settings.problem in IMAGES:
-        images, labels = _images(settings.problem, data)
+        images, labels = _images(settings.problem, data, settings.images)
         return ImageFederation(
             images,
             labels,

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sortition.core.errors import DataError
 from sortition.experiments.parallel import Progress, run_tasks
 from sortition.experiments.reproduce.figures import FULL, TUNING_REPEATS, Figure, Line, Scale, figure
+from sortition.experiments.reproduce.origin import origin
 from sortition.experiments.reproduce.settings import IMAGES, REPLAYED, RunSettings, Variant
 from sortition.experiments.reproduce.store import RunStore, run_and_keep
 from sortition.experiments.reproduce.summary import Result, best_candidate, summarise
-from sortition.problems.idx import load_images
+from sortition.problems.idx import images_digest, load_images
 
 LONGEST_FIRST = {REPLAYED: 0, **dict.fromkeys(IMAGES, 1)}
 
@@ -32,6 +34,8 @@ class Plan:
     """Finished runs of an earlier start."""
     sources: dict[str, str]
     """Where each image set came from."""
+    origin: dict[str, Any]
+    """The code that makes what is missing."""
 
     @property
     def rounds(self) -> int:
@@ -58,8 +62,8 @@ def plan(
     data: Path | None = None,
 ) -> Plan:
     """Check everything that can be wrong, before anything is run or written but ``out`` itself."""
-    figures = tuple(figure(name, variants, scale) for name in names)
-    sources = {name: load_images(name, data)[2] for name in IMAGES} if "fig6" in names else {}
+    sources, digests = _look_at_images(data) if "fig6" in names else ({}, {})
+    figures = tuple(figure(name, variants, scale, digests) for name in names)
     directory = out / "runs"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -78,7 +82,21 @@ def plan(
         for run in runs
     )
     missing = tuple(settings for settings in wanted if not store.holds(settings))
-    return Plan(figures, store, data, missing, len(wanted) - len(missing), sources)
+    return Plan(figures, store, data, missing, len(wanted) - len(missing), sources, origin())
+
+
+def _look_at_images(data: Path | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Where the image sets come from, and their digests; no two of them may be the same images."""
+    sources, digests = {}, {}
+    for name in IMAGES:
+        images, labels, sources[name] = load_images(name, data)
+        digests[name] = images_digest(images, labels)
+    if len(set(digests.values())) < len(IMAGES):
+        raise DataError(
+            "the image sets must be different images, got the same twice: "
+            + "; ".join(f"{name} from {source}" for name, source in sources.items())
+        )
+    return sources, digests
 
 
 def execute(plan: Plan, jobs: int, progress: Progress | None = None) -> tuple[Result, ...]:
@@ -94,6 +112,8 @@ def execute(plan: Plan, jobs: int, progress: Progress | None = None) -> tuple[Re
 
 
 def _run(plan: Plan, missing: Sequence[RunSettings], jobs: int, progress: Progress) -> None:
-    tasks = [partial(run_and_keep, settings, plan.store.directory, plan.data) for settings in missing]
+    tasks = [
+        partial(run_and_keep, settings, plan.store.directory, plan.data, plan.origin) for settings in missing
+    ]
     if tasks:
         run_tasks(tasks, jobs, progress, [settings.name() for settings in missing])

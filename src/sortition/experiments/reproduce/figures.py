@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sortition.core.errors import ConfigurationError
@@ -82,18 +82,28 @@ FULL = Scale()
 QUICK = Scale(rounds=30, repeats=2, image_repeats=1, published_repeats=2, replayed_repeats=1, step_sizes=2)
 
 
-def figure(name: str, variants: tuple[Variant, ...], scale: Scale = FULL) -> Figure:
-    """The figure called ``name``, with its settings as stated in the paper."""
+def figure(
+    name: str,
+    variants: tuple[Variant, ...],
+    scale: Scale = FULL,
+    digests: Mapping[str, str] | None = None,
+) -> Figure:
+    """The figure called ``name``, with its settings as stated in the paper.
+
+    ``digests`` are those of the image sets that are at hand: they are settings of a run too.
+    """
     if name not in FIGURES:
         raise ConfigurationError(f"figure must be one of {', '.join(FIGURES)}, got {name!r}")
     title, section, claim, panels, quantities = _TEXTS[name]
-    lines = tuple(line for variant in variants for line in _lines(name, variant, scale))
+    lines = tuple(line for variant in variants for line in _lines(name, variant, scale, digests or {}))
     published: tuple[Line, ...] = ()
     replayed: tuple[RunSettings, ...] = ()
     if name == "fig1" and "authors" in variants:
         known = {(each.panel, each.label) for each in PUBLISHED}
         more = replace(scale, repeats=max(scale.published_repeats, scale.repeats))
-        published = tuple(line for line in _lines(name, "authors", more) if (line.panel, line.label) in known)
+        published = tuple(
+            line for line in _lines(name, "authors", more, {}) if (line.panel, line.label) in known
+        )
         replayed = tuple(
             replace(line.candidates[0][0], problem=REPLAYED, sampler="all", repeats=scale.replayed_repeats)
             for line in published
@@ -102,9 +112,9 @@ def figure(name: str, variants: tuple[Variant, ...], scale: Scale = FULL) -> Fig
     return Figure(name, title, section, claim, panels, quantities, lines, published, replayed)
 
 
-def _lines(name: str, variant: Variant, scale: Scale) -> Iterator[Line]:
+def _lines(name: str, variant: Variant, scale: Scale, digests: Mapping[str, str]) -> Iterator[Line]:
     if name == "fig6":
-        yield from _image_lines(variant, scale)
+        yield from _image_lines(variant, scale, digests)
         return
     for spread in SPREADS if name != "fig5" else ():
         base = RunSettings(
@@ -148,7 +158,7 @@ def _series(
         yield "SCAFFOLD, OSMD", replace(base, sampler="osmd"), SCAFFOLD_STEP_SIZES[: scale.step_sizes]
 
 
-def _image_lines(variant: Variant, scale: Scale) -> Iterator[Line]:
+def _image_lines(variant: Variant, scale: Scale, digests: Mapping[str, str]) -> Iterator[Line]:
     samplers = {
         "Uniform": "uniform",
         "Adaptive-OSMD": "adaptive-osmd",
@@ -169,6 +179,7 @@ def _image_lines(variant: Variant, scale: Scale) -> Iterator[Line]:
                     IMAGE_STEP_SIZES[name],
                     seed=seed,
                     evaluate_every=scale.evaluate_images_every,
+                    images=digests.get(name, ""),
                 )
                 for seed in range(scale.image_repeats)
             )

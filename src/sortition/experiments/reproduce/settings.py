@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from sortition.core.designs import Design
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the same settings come to mean another run: results of before are then not believed."""
 
 Variant: TypeAlias = Literal["text", "authors"]
@@ -41,6 +41,8 @@ class RunSettings:
     evaluate_every: int = 1
     repeats: int = 1
     """One after another on one stream of random numbers, where the authors' are replayed."""
+    images: str = ""
+    """Digest of the images and labels, where the problem is made of these."""
 
     def plain(self) -> dict[str, Any]:
         """As a dictionary that JSON can hold."""

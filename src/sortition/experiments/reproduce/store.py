@@ -6,6 +6,7 @@ import io
 import json
 import os
 import zipfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,23 @@ class RunStore:
 
     def load(self, settings: RunSettings) -> dict[str, FloatArray]:
         """The curves of a finished run."""
+        return self._read(settings)[0]
+
+    def origins(self, runs: Iterable[RunSettings]) -> list[dict[str, Any]]:
+        """The code that made those of the ``runs`` that are finished: each once."""
+        found: list[dict[str, Any]] = []
+        for run in runs:
+            if self.path(run).is_file() and (origin := self._read(run)[1]) not in found:
+                found.append(origin)
+        return found
+
+    def _read(self, settings: RunSettings) -> tuple[dict[str, FloatArray], dict[str, Any]]:
         path = self.path(settings)
         try:
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
                 curves = {name: archive[name] for name in archive.files}
             said = json.loads(str(curves.pop("settings")))
+            origin = json.loads(str(curves.pop("origin")))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
                 f"{path} must be the result of a finished run, got a damaged file ({error}); "
@@ -66,16 +79,19 @@ class RunStore:
             ) from None
         if said != settings.plain() or not len(curves.get("loss", ())):
             raise DataError(f"{path} must hold the run that its name says, got another one; delete it")
-        return curves
+        return curves, origin
 
-    def save(self, settings: RunSettings, curves: dict[str, FloatArray]) -> None:
-        """Keep the curves of a finished run."""
+    def save(self, settings: RunSettings, curves: dict[str, FloatArray], origin: dict[str, Any]) -> None:
+        """Keep the curves of a finished run, and which code made it."""
         content = io.BytesIO()
-        arrays: dict[str, Any] = {"settings": np.array(json.dumps(settings.plain())), **curves}
+        texts = {"settings": settings.plain(), "origin": origin}
+        arrays: dict[str, Any] = {name: np.array(json.dumps(value)) for name, value in texts.items()} | curves
         np.savez(content, **arrays)
         write_whole(self.path(settings), content.getvalue())
 
 
-def run_and_keep(settings: RunSettings, directory: Path, data: Path | None, tick: Tick) -> None:
+def run_and_keep(
+    settings: RunSettings, directory: Path, data: Path | None, origin: dict[str, Any], tick: Tick
+) -> None:
     """Run, and write the result: what a worker does."""
-    RunStore(directory).save(settings, simulate(settings, data, tick))
+    RunStore(directory).save(settings, simulate(settings, data, tick), origin)

@@ -48,6 +48,8 @@ class Result:
     """Measured regret of Adaptive-OSMD against the bound of Theorem 8."""
     diverged: int
     """Runs, at the chosen step sizes, that left the numbers."""
+    origins: tuple[dict[str, Any], ...] = ()
+    """The code that the runs were made with, each once."""
 
     def final(self) -> list[dict[str, Any]]:
         """The last point of every curve."""
@@ -80,7 +82,9 @@ def summarise(figure: Figure, store: RunStore) -> Result:
         curves += [_curve(line, chosen[0], runs, quantity) for quantity in figure.quantities]
         if all("bound" in run for run in runs):
             bounds.append(_bound(line, runs))
-    return Result(figure, tuple(curves), _compare(figure, curves, store), tuple(bounds), diverged)
+    origins = store.origins((*figure.runs(), *figure.replayed))
+    table = _compare(figure, curves, store)
+    return Result(figure, tuple(curves), table, tuple(bounds), diverged, tuple(origins))
 
 
 def best_candidate(line: Line, store: RunStore) -> tuple[RunSettings, ...]:
