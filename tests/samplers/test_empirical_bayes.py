@@ -89,3 +89,21 @@ def test_no_heterogeneity_costs_next_to_nothing() -> None:
         sampler.observe(cohort, np.exp(0.3 * np.random.default_rng(t).normal(size=len(cohort))))
     p = sampler.probabilities()
     assert np.mean(1.0 / (M * p)) < 1.03  # variance against uniform where all are alike
+
+
+def test_who_leaves_does_not_change_what_is_known_of_the_others() -> None:
+    """Feedback goes with lambda, which is rescaled when 99% of all data leave: nobody has changed."""
+    weights = np.full(20, 0.01 / 19)
+    weights[0] = 0.99
+    sampler = EmpiricalBayesSampler(num_clients=20, cohort_size=10, client_weights=weights)
+    norms = np.linspace(1.0, 3.0, 20)
+    for _ in range(200):
+        cohort = sampler.draw()
+        sampler.observe(cohort, norms[cohort.clients])
+    sampler.remove_clients([0])
+    cohort = sampler.draw()
+    slots = sampler._lifted.slots_of(cohort.clients)
+    before = sampler._seen[slots, 0]
+    sampler.observe(cohort, norms[cohort.clients])
+    assert (slots >= 0).all()
+    assert np.abs(sampler._seen[slots, 0] - before).max() < 0.5  # 9 if the scale were taken for news

@@ -68,8 +68,10 @@ class EmpiricalBayesSampler(BaseSampler):
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         c, people = self.constants, self._population
         clients = cohort.clients
-        prior = self._roster.masses(clients) / self._roster.total
-        log_ratios = log_feedback - 2.0 * np.log(prior)
+        masses = self._roster.masses(clients)
+        prior = masses / self._roster.total
+        log_feedback = log_feedback + 2.0 * math.log(self._weights.total)  # so that joins and leaves scale
+        log_ratios = log_feedback - 2.0 * np.log(masses)  # neither of the two
         if math.isnan(people.level):
             if log_ratios.max() == -math.inf:
                 return  # zeros alone: not even a level to be had
