@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from sortition import EmpiricalBayesSampler
 from sortition.cli.commands import app
-from sortition.ledger import open_run, read_run
+from sortition.ledger import open_run, read_run, verify_run
+from sortition.ledger.export import whole_file
 from sortition.ledger.summary import summarise
 from tests.ledger.helpers import CLIENTS, COHORT_SIZE, make, norms_of, play
 
@@ -219,3 +220,41 @@ def test_a_page_that_can_not_be_written(run: Path) -> None:
     assert found.exit_code == 2
     assert "must be a file that can be written to (--output names another)" in found.output
     assert len(found.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["run.db", "run.db-wal", "run.db-shm", "run.db.d/lock", "link"])
+def test_the_page_is_not_written_over_the_run(run: Path, name: str) -> None:
+    pytest.importorskip("vl_convert")
+    run.with_name("link").symlink_to(run)
+    before = {file: file.read_bytes() for file in run.parent.rglob("*") if file.is_file()}
+    found = sortition("report", run, "--output", run.parent / name)
+    assert found.exit_code == 2
+    assert "must be none of the files of the run" in found.output
+    assert before == {file: file.read_bytes() for file in before}
+    assert verify_run(run).rounds == 8
+
+
+def test_the_tables_are_not_written_over_the_run(path: Path) -> None:
+    path = path.with_name("rounds.csv")  # a strange name for a run, but why not
+    with open_run(path, make) as recorded:
+        play(recorded, 2)
+    for directory in (path.parent, path.with_name("rounds.csv.d"), path.with_name("rounds.csv.d") / "csv"):
+        found = sortition("runs", "export", path, "--csv", directory)
+        assert found.exit_code == 2
+        assert "must be none of the files of the run" in found.output
+    assert verify_run(path).rounds == 2
+
+
+def test_a_page_is_written_aside(run: Path, tmp_path: Path) -> None:
+    """The old page stays until the new one is whole; a link to it stays a link."""
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    page.write_text("old")
+    link.symlink_to(page)
+    with pytest.raises(TypeError), whole_file(link, run) as file:
+        file.writelines(["half", 3])  # type: ignore[list-item]
+    assert page.read_text() == "old"
+    with whole_file(link, run) as file:
+        file.write("new")
+    assert page.read_text() == "new"
+    assert link.is_symlink()
+    assert not list(tmp_path.glob("*.unfinished"))

@@ -16,6 +16,7 @@ import pytest
 from sortition import LedgerError
 from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.codec import same_cohort
+from sortition.ledger.files import SealedFiles
 from sortition.ledger.recorded import RecordedSampler
 from tests.ledger.helpers import crash, make, norms_of, play, state_bytes
 
@@ -88,6 +89,23 @@ def test_what_was_open_before_a_failure_is_not_handed_out_twice(path: Path) -> N
         assert run.draw().round_index == 1
         assert [cohort.round_index for cohort in run.open_cohorts()] == [0, 1]
         run.observe(first, norms_of(first))
+
+
+def test_a_cohort_whose_snapshot_was_interrupted_is_handed_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on disk, and the caller has not had it."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with open_run(path, make, snapshot_every=1) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(SealedFiles, "write", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                run.draw()
+        assert run.draw().round_index == 0
+        assert run.draw().round_index == 1
 
 
 def test_a_snapshot_that_finds_no_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

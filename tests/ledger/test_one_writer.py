@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,54 @@ def test_a_fork_is_not_the_writer(path: Path) -> None:
     assert verify_run(path).rounds == 2
 
 
+def test_a_second_writer_through_a_link(path: Path) -> None:
+    """A run has one lock, whatever name it is opened by; also before it exists."""
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    directory = path.parent / "directory"
+    directory.symlink_to(path.parent)
+    for first, second in ((link, path), (path, link), (path, directory / "link.db")):
+        with open_run(first, make) as run:
+            play(run, 1)
+            with pytest.raises(LedgerError, match="must have one writer"):
+                open_run(second, make)
+    assert verify_run(link).rounds == 3
+    with read_run(link) as record:
+        assert record.path == path.resolve()
+    assert not link.with_name("link.db.d").exists()
+
+
+def test_a_fork_does_not_keep_the_lock(path: Path) -> None:
+    """The worker of a killed writer lives on; the run can be opened all the same."""
+    reading, writing = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        try:
+            run = open_run(path, make)
+            worker = os.fork()
+            if worker == 0:
+                time.sleep(60)
+                os._exit(0)
+            play(run, 1)  # the writer has the lock still
+            os.write(writing, b"%d\n" % worker)
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    worker = int(os.read(reading, 20))
+    try:
+        with pytest.raises(LedgerError, match="must have one writer"):
+            open_run(path, make)
+        os.kill(writer, signal.SIGKILL)
+        os.waitpid(writer, 0)
+        with open_run(path, make) as run:
+            assert run.round_index == 1
+        os.kill(worker, 0)  # it was there all the time
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(reading)
+        os.close(writing)
+
+
 def test_readers_see_whole_rounds_while_it_is_written(path: Path) -> None:
     with open_run(path, make, snapshot_every=2) as run:
         for rounds in range(6):
@@ -122,12 +172,22 @@ def test_readers_see_whole_rounds_while_it_is_written(path: Path) -> None:
 
 
 def test_reading_changes_nothing(path: Path) -> None:
+    """But for SQLite's own two files, which hold nothing and which the next writer takes away."""
+
+    def files() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in path.parent.rglob("*") if file.is_file()}
+
     recorded(path, 3)
-    before = {file: file.read_bytes() for file in path.parent.rglob("*") if file.is_file()}
+    before = files()
     verify_run(path)
     with read_run(path) as record:
         list(record.rounds())
-    assert before == {file: file.read_bytes() for file in before}
+    after = files()
+    assert after.pop("run.db-wal", b"") == b""
+    after.pop("run.db-shm", None)
+    assert after == before
+    open_run(path, make).close()
+    assert files().keys() == before.keys()
 
 
 def test_reading_where_nothing_may_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

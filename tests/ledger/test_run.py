@@ -209,27 +209,6 @@ def test_available_clients_survive_their_encoding(ids: list[int]) -> None:
     assert found.tolist() == ids
 
 
-def test_a_loaded_state_is_recorded(path: Path) -> None:
-    """A run may begin where a sampler stands, open cohorts included."""
-    plain = make(seed=5)
-    play(plain, 3)
-    late = plain.draw()
-    run = open_run(path, make)
-    run.load_state_dict(plain.state_dict())
-    assert run.round_index == 4
-    play(run, 2)
-    run.observe(late, norms_of(late))
-    run.observe(late, norms_of(late))
-    crash(run)
-    play(plain, 2)
-    plain.observe(late, norms_of(late))
-    with open_run(path, make) as run:
-        assert state_bytes(run) == state_bytes(plain)
-        with pytest.raises(StateError, match="a run under way"):
-            run.load_state_dict(plain.state_dict())
-    assert verify_run(path).replayed
-
-
 def test_make_sampler_must_build_the_sampler_of_the_run(path: Path) -> None:
     recorded(path, 2)
     with pytest.raises(LedgerError, match=r"make_sampler must build .*AdaptiveOSMDSampler"):
@@ -238,25 +217,19 @@ def test_make_sampler_must_build_the_sampler_of_the_run(path: Path) -> None:
         assert same_cohort(run.draw(), play(make(), 3)[2])
 
 
-def test_attachments(path: Path) -> None:
-    with open_run(path, make) as run:
-        for round_index in range(4):
-            run.attach(round_index, "model", {"w": np.full((2, 3), round_index, dtype=np.float32), "n": 7})
-        run.attach(1, "inner", {"text": "ü", "flag": True, "nothing": None, "x": float("nan")})
-        assert run.attachment(1, "model") is None  # the newest two are kept
-    with open_run(path, make) as run:
-        found = run.attachment(3, "model")
-        assert found is not None
-        assert found["n"] == 7
-        assert found["w"].dtype == np.float32
-        assert np.array_equal(found["w"], np.full((2, 3), 3.0))
-        inner = run.attachment(1, "inner")
-        assert inner is not None
-        assert inner["text"] == "ü"
-        assert inner["flag"] is True
-        assert inner["nothing"] is None
-        assert np.isnan(inner["x"])
-    assert verify_run(path).attachments == 3
+def test_arguments_that_make_no_sense(path: Path) -> None:
+    for wrong, message in (
+        (lambda: 3, "make_sampler must build a sampler, got 3, which has no draw"),
+        (3, "make_sampler must be a function that builds a sampler, got 3"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            open_run(path, wrong)  # type: ignore[arg-type]
+    for question in (lambda p: open_run(p, make), read_run, verify_run):
+        with pytest.raises(ConfigurationError, match="path must name a file, got 3"):
+            question(3)  # type: ignore[arg-type]
+    recorded(path, 1)  # nothing is in the way
+    with pytest.raises(ConfigurationError, match="make_sampler must build a sampler, got None"):
+        open_run(path, lambda: None)  # type: ignore[arg-type,return-value]
 
 
 def test_a_closed_run_says_so(path: Path) -> None:

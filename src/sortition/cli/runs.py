@@ -14,7 +14,7 @@ from sortition.cli.app import app
 from sortition.cli.options import whole_number, writable_file
 from sortition.core.errors import LedgerError
 from sortition.ledger import read_run, verify_run
-from sortition.ledger.export import export_csv
+from sortition.ledger.export import export_csv, whole_file
 from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise, suspect_rows
 from sortition.ledger.suspects import SUSPECT_COLUMNS
 
@@ -100,7 +100,8 @@ def report(
     with read_run(run) as record:
         page = ledger_page(record)
     try:
-        target.write_text(page, encoding="utf-8")
+        with whole_file(target, run) as file:
+            file.write(page)
     except OSError as error:
         raise LedgerError(
             f"{target} must be a file that can be written to (--output names another), got {error.strerror}"

@@ -6,11 +6,13 @@ import csv
 import math
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sortition.core.errors import LedgerError
+from sortition.ledger.files import belongs_to
 from sortition.ledger.record import RunRecord
 
 ROUNDS = ("round", "drawn_at", "observed_at", "clients", "draws", "replies", "failures", "available")
@@ -25,28 +27,45 @@ def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Pat
     (``replied`` 0) or the round is open (``replied`` empty).
     """
     target = Path(directory)
+    if belongs_to(record.path, target):
+        raise LedgerError(f"{target} must be none of the files of the run, got one of {record.path} itself")
     try:
         target.mkdir(parents=True, exist_ok=True)
         return [
-            _write(target / "rounds.csv", ROUNDS, _rounds(record)),
-            _write(target / "draws.csv", DRAWS, _draws(record)),
-            _write(target / "members.csv", MEMBERS, _members(record)),
+            _write(record, target / "rounds.csv", ROUNDS, _rounds(record)),
+            _write(record, target / "draws.csv", DRAWS, _draws(record)),
+            _write(record, target / "members.csv", MEMBERS, _members(record)),
         ]
     except OSError as error:
         raise LedgerError(f"{target} must be a directory that can be written to, got {error}") from error
 
 
-def _write(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Path:
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        with open(unfinished, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(rows)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+def _write(record: RunRecord, path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Path:
+    with whole_file(path, record.path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
     return path
+
+
+@contextmanager
+def whole_file(path: Path, run: Path) -> Iterator[TextIO]:
+    """A file to write to that replaces ``path`` at the end; a LedgerError if that is one of the run's own."""
+    if belongs_to(run, path):
+        raise LedgerError(f"{path} must be none of the files of the run, got one of {run} itself")
+    if path.exists() and not path.is_file():  # a pipe or a terminal: nothing that could be replaced
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+    with open(unfinished, "x", newline="", encoding="utf-8") as file:
+        try:
+            yield file
+            file.flush()
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
 
 def _rounds(record: RunRecord) -> Iterator[tuple[Any, ...]]:
@@ -56,7 +75,7 @@ def _rounds(record: RunRecord) -> Iterator[tuple[Any, ...]]:
         yield (
             cohort.round_index,
             _utc(round_.drawn_at),
-            "" if round_.observed_at is None else _utc(round_.observed_at),
+            _utc(round_.observed_at),
             len(cohort),
             int(cohort.counts.sum()),
             replies,
@@ -89,5 +108,7 @@ def _members(record: RunRecord) -> Iterator[tuple[Any, ...]]:
                 yield (change.round_index, _utc(change.time), client, what)
 
 
-def _utc(seconds: float) -> str:
+def _utc(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

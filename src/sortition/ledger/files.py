@@ -1,30 +1,50 @@
 """Files that are whole or not there: written aside, synced, renamed, and sealed with a checksum.
 
-The side directory of ``run.db`` is ``run.db.d``. It holds the snapshots and attachments; the newest two of
-each name are kept, so that there is one to fall back on.
+The side directory of ``run.db`` is ``run.db.d``. It holds the snapshots and attachments; the last two written
+of each name are kept, so that there is one to fall back on.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from sortition.core.errors import LedgerError
+from sortition.core.errors import ConfigurationError, LedgerError
 from sortition.ledger.encoding import Plain, pieces, unpack
 
 MAGIC = b"sortition sealed file 1\n"
 RUN_BYTES = 16
 DIGEST_BYTES = 32
 KEPT = 2
+UNFINISHED = ".unfinished"
 
 
-def side_directory(path: Path) -> Path:
+def run_file(path: str | os.PathLike[str]) -> Path:
+    """Where a run really is: whatever links lead to it, it has one side directory and so one lock."""
+    try:
+        given = Path(path)
+        found = given.resolve()
+    except (TypeError, ValueError, OSError, RuntimeError) as error:
+        raise ConfigurationError(f"path must name a file, got {path!r} ({error})") from None
+    if not given.name:
+        raise LedgerError(f"path must name a file, got the directory {str(given)!r}")
+    return found
+
+
+def side_directory(run: Path) -> Path:
     """Where a run keeps what is not in its database."""
-    if not path.name:
-        raise LedgerError(f"path must name a file, got the directory {str(path)!r}")
-    return path.with_name(path.name + ".d")
+    return run.with_name(run.name + ".d")
+
+
+def belongs_to(run: Path, file: Path) -> bool:
+    """Whether ``file`` is one of the files of that run, or would be: nobody else may write there."""
+    run, file = Path(os.path.realpath(run)), Path(os.path.realpath(file))
+    own = {run, *(run.with_name(run.name + end) for end in ("-wal", "-shm", "-journal"))}
+    return file in own or side_directory(run) in (file, *file.parents)
 
 
 class SealedFiles:
@@ -34,11 +54,16 @@ class SealedFiles:
         self.directory = directory
         self._run_id = run_id
 
-    def write(self, name: str, number: int, values: Plain) -> None:
-        """Write a file durably, and let go of all but the newest of its name."""
+    def write(self, name: str, number: int, values: Plain, *, needed: int | None = None) -> None:
+        """Write a file durably, and let go of all of its name but the last two written and ``needed``.
+
+        Its time says when it was written; it is after that of all others, whatever the clock does.
+        """
         target = self._file(name, number)
-        unfinished = target.with_name(target.name + ".unfinished")
+        unfinished = target.with_name(target.name + UNFINISHED)
         digest = blake2b(digest_size=DIGEST_BYTES)
+        others = sorted((self._time(name, other), other) for other in self.numbers(name) if other != number)
+        now = max(time.time_ns(), others[-1][0] + 1 if others else 0)
         try:
             with open(unfinished, "wb") as file:
                 for piece in (MAGIC, self._run_id, *pieces(values)):
@@ -46,14 +71,22 @@ class SealedFiles:
                     file.write(piece)
                 file.write(digest.digest())
                 file.flush()
+                os.utime(file.fileno(), ns=(now, now))
                 os.fsync(file.fileno())
             os.replace(unfinished, target)
             sync_directory(self.directory)
-        except OSError:
+        except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        for old in self.numbers(name)[:-KEPT]:
-            self._file(name, old).unlink(missing_ok=True)
+        for _, old in others[: -(KEPT - 1)]:
+            if old != needed:
+                self._file(name, old).unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what a writer that was killed had not finished; for the one who holds the lock."""
+        for leftover in self.directory.glob(f"*-*{UNFINISHED}"):
+            with suppress(OSError):  # it takes room, and does no other harm
+                leftover.unlink()
 
     def numbers(self, name: str) -> list[int]:
         """The numbers of the files of that name, ascending; whole or not."""
@@ -84,6 +117,12 @@ class SealedFiles:
         if data[len(MAGIC) : start] != self._run_id:
             raise LedgerError(f"{file} must belong to this run, but it was written by another one")
         return unpack(body[start:])
+
+    def _time(self, name: str, number: int) -> int:
+        try:
+            return self._file(name, number).stat().st_mtime_ns
+        except FileNotFoundError:  # somebody else's: named almost as ours are
+            return 0
 
     def _file(self, name: str, number: int) -> Path:
         return self.directory / f"{name}-{number:09d}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import weakref
 import zlib
 from pathlib import Path
 
@@ -38,9 +39,10 @@ class WriterLock:
                 f"{run} must have one writer, but it is open for writing elsewhere; "
                 "read_run and the sortition runs commands read it all the same"
             ) from None
+        _held.add(self)
 
     def check_process(self) -> None:
-        """A forked child has the descriptor too, but it is not the writer."""
+        """A forked child has the run in memory too, but it is not the writer."""
         if os.getpid() != self._process:
             raise LedgerError(f"{self._run} must be written by the process that opened it, got a fork of it")
 
@@ -56,7 +58,25 @@ class WriterLock:
         """Let the next one write."""
         if os.getpid() == self._process:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        os.close(self._descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of this process's hold; the lock stays while another one has the descriptor too."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _close_in_a_fork() -> None:
+    """Else a worker that outlives a killed writer would keep the lock for it."""
+    for lock in tuple(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_close_in_a_fork)
 
 
 def witness(file: Path) -> tuple[int, bytes] | None:

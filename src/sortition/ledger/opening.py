@@ -9,11 +9,11 @@ from pathlib import Path
 
 from sortition.core.errors import LedgerError
 from sortition.core.validation import whole_number
-from sortition.ledger.files import SealedFiles, side_directory, sync_directory
+from sortition.ledger.files import SealedFiles, run_file, side_directory, sync_directory
 from sortition.ledger.lock import LOCK, WriterLock, witness
 from sortition.ledger.recipe import recipe
 from sortition.ledger.recorded import RecordedSampler
-from sortition.ledger.replay import MakeSampler
+from sortition.ledger.replay import MakeSampler, built
 from sortition.ledger.store import Store, check_header
 
 NEW = "new.db"
@@ -28,7 +28,7 @@ def open_run(
     is taken every ``snapshot_every`` rounds and when the run is closed.
     """
     snapshot_every = whole_number("snapshot_every", snapshot_every, least=1)
-    run = Path(path)
+    run = run_file(path)
     directory = side_directory(run)
     if run.exists():
         check_header(run)
@@ -44,7 +44,9 @@ def open_run(
         try:
             store.check_witness(witness(directory / LOCK))
             run_id = bytes.fromhex(store.event(0).values()["run_id"])
-            return RecordedSampler(store, SealedFiles(directory, run_id), lock, make_sampler, snapshot_every)
+            files = SealedFiles(directory, run_id)
+            files.tidy()
+            return RecordedSampler(store, files, lock, make_sampler, snapshot_every)
         except BaseException:
             store.close()
             raise
@@ -64,7 +66,7 @@ def _begin(run: Path, directory: Path, make_sampler: MakeSampler) -> None:
             f"{run} must be there, for {directory} and {wal} hold the rest of it, but it is missing; "
             "put it back, or move these away to begin anew"
         )
-    sampler = make_sampler()
+    sampler = built(make_sampler)
     new = directory / NEW
     try:
         for leftover in directory.glob(NEW + "*"):

@@ -9,11 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.ledger.codec import available_of, cohort_of
-from sortition.ledger.files import SealedFiles, side_directory
+from sortition.ledger.files import SealedFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.recipe import maker
 from sortition.ledger.replay import rebuild, within
@@ -26,9 +28,9 @@ class Round:
 
     cohort: Cohort
     available: IntArray | None
-    """Whom the cohort could be drawn from; None for everybody."""
-    drawn_at: float
-    """Seconds since 1970."""
+    """Whom the cohort could be drawn from; None for everybody, or not known (see ``drawn_at``)."""
+    drawn_at: float | None
+    """Seconds since 1970; None for a cohort that was drawn before the run began with a loaded state."""
     norms: FloatArray | None
     """Aligned with ``cohort.clients``, nan for no reply; None while the round is open."""
     observed_at: float | None
@@ -54,7 +56,9 @@ class RunRecord:
         self.path = path
         first = self._store.event(0)
         self.begun_at = first.time
-        self._first = first.values()
+        self._first = self._start = first.values()
+        if self._store.last > 0 and (second := self._store.event(1)).kind == "loaded":
+            self._start = second.values()  # the run began where another one stood
 
     @property
     def rows(self) -> int:
@@ -73,9 +77,16 @@ class RunRecord:
 
     @property
     def founders(self) -> int | None:
-        """The clients at the start, where the sampler's state says so."""
-        found = self._first.get("state.config.num_clients")
-        return found if isinstance(found, int) else None
+        """The clients that there were until the run began, where the sampler's state says so."""
+        found = self._start.get("state.config.num_clients")
+        joined = self._start.get("state.weights.joined_masses", ())
+        return found + len(joined) if isinstance(found, int) else None
+
+    @property
+    def gone(self) -> IntArray:
+        """Those of them that had left by then."""
+        found = self._start.get("state.weights.left_clients", ())
+        return np.asarray(found, dtype=np.int64)
 
     @property
     def guard(self) -> str | None:
@@ -96,15 +107,17 @@ class RunRecord:
         return self._store.events()
 
     def rounds(self) -> Iterator[Round]:
-        """Every round that was drawn, in the order of the draws."""
+        """Every round that was drawn, in the order of the draws; also what a loaded state had left open."""
         observed = self._store.numbers("observed")
+        for round_index in sorted(observed.keys() - self._store.numbers("drawn").keys()):
+            yield self._brought_along(self._store.event(observed[round_index]))
         for event in self._store.events():
             if event.kind == "drawn":
                 yield self._round(event, observed.get(event.round_index))
 
     def memberships(self) -> Iterator[Membership]:
         """Every time that clients joined or left."""
-        next_round = 0
+        next_round = int(self._start.get("state.round_index", 0))
         for event in self._store.events():
             if event.kind == "drawn":
                 next_round = event.round_index + 1
@@ -125,6 +138,11 @@ class RunRecord:
     ) -> None:
         self.close()
 
+    def _brought_along(self, observed: Event) -> Round:
+        values = observed.values()
+        cohort = cohort_of(observed.round_index, values)
+        return Round(cohort, None, None, _norms(observed, cohort), observed.time)
+
     def _round(self, drawn: Event, number: int | None) -> Round:
         values = drawn.values()
         cohort = cohort_of(drawn.round_index, values)
@@ -132,14 +150,18 @@ class RunRecord:
         if number is None:
             return Round(cohort, available, drawn.time, None, None)
         observed = self._store.event(number)
-        norms = observed.values().get("norms")
-        if observed.kind != "observed" or norms is None or len(norms) != len(cohort):
-            raise LedgerError(
-                f"row {number} must hold the feedback of round {drawn.round_index}, got another"
-            )
-        return Round(cohort, available, drawn.time, norms, observed.time)
+        return Round(cohort, available, drawn.time, _norms(observed, cohort), observed.time)
+
+
+def _norms(observed: Event, cohort: Cohort) -> FloatArray:
+    norms: FloatArray | None = observed.values().get("norms")
+    if observed.kind != "observed" or norms is None or len(norms) != len(cohort):
+        raise LedgerError(
+            f"row {observed.number} must hold the feedback of round {cohort.round_index}, got another"
+        )
+    return norms
 
 
 def read_run(path: str | os.PathLike[str]) -> RunRecord:
     """The run at ``path``, for reading: it may be written at the same time, and is not changed."""
-    return RunRecord(Path(path))
+    return RunRecord(run_file(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,17 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.errors import CohortError, ConfigurationError, LedgerError, SortitionError, StateError
+from sortition.core.errors import CohortError, LedgerError, SortitionError, StateError
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import whole_number
+from sortition.ledger.attachments import Attachments
 from sortition.ledger.codec import cohort_of, cohort_values, drawn_values, same_cohort, same_norms
 from sortition.ledger.encoding import Plain
 from sortition.ledger.files import SealedFiles
 from sortition.ledger.lock import WriterLock
 from sortition.ledger.replay import SNAPSHOT, MakeSampler, Replayed, rebuild, snapshot_values
 from sortition.ledger.store import Store
-
-_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
 
 class RecordedSampler:
@@ -44,6 +41,7 @@ class RecordedSampler:
         snapshot_every: int,
     ) -> None:
         self._store, self._files, self._lock = store, files, lock
+        self._attachments = Attachments(files)
         self._make_sampler = make_sampler
         self._snapshot_every = snapshot_every
         self._mutex = threading.RLock()
@@ -81,12 +79,13 @@ class RecordedSampler:
                 if round_index not in self._handed_out:
                     self._handed_out.add(round_index)
                     return cohort
-            new: Cohort = standing.sampler.draw(available)
+            with self._refusable(standing):
+                new: Cohort = standing.sampler.draw(available)
             self._commit("drawn", new.round_index, drawn_values(new, available))
             standing.open[new.round_index] = new
             standing.round_index = new.round_index + 1
-            self._handed_out.add(new.round_index)
             self._snapshot_if_due(standing)
+            self._handed_out.add(new.round_index)  # last: whoever is interrupted before has not had it
             return new
 
     def observe(self, cohort: Cohort, norms: ArrayLike) -> None:
@@ -95,7 +94,8 @@ class RecordedSampler:
             values = _floats(norms)
             known = standing.open.get(getattr(cohort, "round_index", -1))
             try:
-                standing.sampler.observe(cohort, norms if values is None else values)
+                with self._refusable(standing):
+                    standing.sampler.observe(cohort, norms if values is None else values)
             except CohortError:
                 if values is None or known is not None or not self._taken_already(cohort, values):
                     raise
@@ -105,7 +105,7 @@ class RecordedSampler:
                 row |= cohort_values(cohort)
             self._commit("observed", cohort.round_index, row)
             standing.open.pop(cohort.round_index, None)
-            standing.observed(cohort.round_index)
+            standing.last_observed = cohort.round_index
             self._handed_out.discard(cohort.round_index)
             self._snapshot_if_due(standing)
 
@@ -122,9 +122,10 @@ class RecordedSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin this run where another one stood; to be called before the first draw."""
         with self._changing() as standing:
-            if self._store.last > 0:
-                raise StateError("state must be loaded before anything else is recorded, got a run under way")
-            standing.sampler.load_state_dict(state)
+            with self._refusable(standing):
+                if self._store.last > 0:
+                    raise StateError("state must be loaded before anything else, got a run under way")
+                standing.sampler.load_state_dict(state)
             round_index = int(state.get("round_index", 0))
             row = {f"state.{name}": value for name, value in state.items()}
             self._commit("loaded", -1, {"round_index": round_index, **row})
@@ -135,7 +136,8 @@ class RecordedSampler:
     def add_clients(self, clients: int | ArrayLike, *, client_weights: ArrayLike | None = None) -> IntArray:
         """Let clients join, as the sampler's ``add_clients`` does, and commit it."""
         with self._changing() as standing:
-            newcomers: IntArray = standing.sampler.add_clients(clients, client_weights=client_weights)
+            with self._refusable(standing):
+                newcomers: IntArray = standing.sampler.add_clients(clients, client_weights=client_weights)
             joined = int(np.asarray(clients)) if np.ndim(clients) == 0 else np.asarray(clients, dtype=float)
             weights = None if client_weights is None else np.asarray(client_weights, dtype=float)
             self._commit("joined", -1, {"clients": joined, "client_weights": weights, "ids": newcomers})
@@ -144,13 +146,15 @@ class RecordedSampler:
     def remove_clients(self, clients: ArrayLike) -> None:
         """Let clients leave, as the sampler's ``remove_clients`` does, and commit it."""
         with self._changing() as standing:
-            standing.sampler.remove_clients(clients)
+            with self._refusable(standing):
+                standing.sampler.remove_clients(clients)
             self._commit("left", -1, {"clients": np.asarray(clients, dtype=np.int64)})
 
     def calibrate(self, norms: ArrayLike, clients: ArrayLike | None = None) -> None:
         """Set the feedback bound, as the sampler's ``calibrate`` does, and commit it."""
         with self._changing() as standing:
-            standing.sampler.calibrate(norms, clients)
+            with self._refusable(standing):
+                standing.sampler.calibrate(norms, clients)
             asked = None if clients is None else np.asarray(clients, dtype=np.int64)
             self._commit("calibrated", -1, {"norms": _floats(norms), "clients": asked})
 
@@ -167,26 +171,21 @@ class RecordedSampler:
 
     @property
     def last_observed(self) -> int | None:
-        """The newest round that had feedback; None before the first."""
+        """The round that had feedback last, be it an old one that was late; None before the first."""
         return self._current().last_observed
 
     def attach(self, round_index: int, name: str, arrays: Plain) -> None:
-        """Keep plain arrays, numbers and strings beside a round, durably; the newest two of a name stay."""
+        """Keep plain arrays, numbers and strings beside a round, durably.
+
+        The last two that were attached under a name stay, and that of ``last_observed``.
+        """
         with self._mutex:
-            self._check_open()
-            try:
-                number = whole_number("round_index", round_index, least=0)
-                self._files.write(_file_name(name), number, arrays)
-            except OSError as error:
-                raise LedgerError(f"{self._files.directory} must be writable, got {error}") from error
+            self._attachments.write(round_index, name, arrays, needed=self._current().last_observed)
 
     def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
         """What was attached to that round under that name; None if nothing was, or it is there no more."""
         with self._mutex:
-            try:
-                return self._files.read(_file_name(name), round_index)
-            except FileNotFoundError:
-                return None
+            return self._attachments.read(round_index, name)
 
     def close(self) -> None:
         """Take a snapshot, unless there is one already, and let the next one write."""
@@ -236,18 +235,23 @@ class RecordedSampler:
 
     @contextmanager
     def _changing(self) -> Iterator[Replayed]:
-        """Memory counts as out of date until the change is through, or was refused."""
+        """Memory counts as out of date until the change is through, or the sampler refuses it."""
         with self._mutex:
             standing = self._current()
             self._standing = None
-            try:
-                yield standing
-            except LedgerError:
-                raise
-            except SortitionError:  # refused: the sampler is as it was
-                self._standing = standing
-                raise
+            yield standing
             self._standing = standing
+
+    @contextmanager
+    def _refusable(self, standing: Replayed) -> Iterator[None]:
+        """Around a call of the sampler, and nothing else: what it refuses leaves it as it was."""
+        try:
+            yield
+        except LedgerError:
+            raise
+        except SortitionError:
+            self._standing = standing
+            raise
 
     def _commit(self, kind: str, round_index: int, values: Plain) -> None:
         self._store.append(kind, round_index, values)
@@ -290,9 +294,3 @@ def _floats(norms: ArrayLike) -> FloatArray | None:
         return np.array(norms, dtype=np.float64)
     except (TypeError, ValueError):
         return None
-
-
-def _file_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"name must be letters, digits and underscores, 64 at most, got {name!r}")
-    return f"attachment_{name}"

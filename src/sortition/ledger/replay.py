@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from sortition.core.cohort import Cohort
-from sortition.core.errors import LedgerError, SortitionError
+from sortition.core.errors import ConfigurationError, LedgerError, SortitionError
 from sortition.core.protocols import Sampler
 from sortition.ledger.codec import available_of, cohort_of, same_cohort
 from sortition.ledger.files import SealedFiles
@@ -15,6 +15,7 @@ from sortition.ledger.store import Event, Store
 
 MakeSampler: TypeAlias = Callable[[], Sampler]
 SNAPSHOT = "snapshot"
+_METHODS = ("draw", "observe", "probabilities", "state_dict", "load_state_dict")
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Replayed:
     round_index: int = 0
     """The round of the next cohort."""
     last_observed: int | None = None
-    """The newest round that had feedback."""
+    """The round that had feedback last; not the newest one, where cohorts are answered out of order."""
 
     def apply(self, event: Event) -> None:
         """Do what the row says was done."""
@@ -36,7 +37,7 @@ class Replayed:
             if event.kind == "drawn":
                 self._draw(event, values)
             elif event.kind == "observed":
-                self.observed(event.round_index)
+                self.last_observed = event.round_index
                 cohort = self.open.pop(event.round_index, None)
                 if cohort is None:  # drawn before the state was loaded
                     cohort = cohort_of(event.round_index, values)
@@ -57,10 +58,6 @@ class Replayed:
         except (SortitionError, KeyError, AttributeError) as error:
             raise LedgerError(f"row {event.number} ({event.kind}) must be repeatable, got {error}") from error
 
-    def observed(self, round_index: int) -> None:
-        """Feedback of this round was heard."""
-        self.last_observed = max(round_index, -1 if self.last_observed is None else self.last_observed)
-
     def _draw(self, event: Event, values: Mapping[str, Any]) -> None:
         recorded = cohort_of(event.round_index, values)
         drawn = self.sampler.draw(available_of(values))
@@ -73,11 +70,26 @@ class Replayed:
         self.round_index = event.round_index + 1
 
 
+def built(make_sampler: MakeSampler) -> Any:
+    """What ``make_sampler`` builds, if it is a sampler."""
+    if not callable(make_sampler):
+        raise ConfigurationError(
+            f"make_sampler must be a function that builds a sampler, got {make_sampler!r}"
+        )
+    sampler: Any = make_sampler()
+    missing = [name for name in _METHODS if not callable(getattr(sampler, name, None))]
+    if missing:
+        raise ConfigurationError(
+            f"make_sampler must build a sampler, got {sampler!r}, which has no {missing[0]}()"
+        )
+    return sampler
+
+
 def begin(make_sampler: MakeSampler, first: Event) -> Replayed:
     """The sampler at the start of the run: built anew, with the state that it had then."""
     if first.kind != "begun":
         raise LedgerError(f"row 0 must begin the run, got {first.kind!r}")
-    sampler = make_sampler()
+    sampler = built(make_sampler)
     try:
         sampler.load_state_dict(within(first.values(), "state."))
     except SortitionError as error:

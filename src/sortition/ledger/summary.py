@@ -72,7 +72,7 @@ def summarise(record: RunRecord) -> RunSummary:
     last = record.begun_at
     for round_ in record.rounds():
         first = round_.drawn_at if first is None else first
-        last = max(last, round_.drawn_at, round_.observed_at or 0.0)
+        last = max(last, round_.drawn_at or 0.0, round_.observed_at or 0.0)
         for known, count in zip(_met(clients, round_.cohort), round_.cohort.counts.tolist(), strict=True):
             squares += 2 * known.draws * count + count * count
             known.draws += count
@@ -94,7 +94,11 @@ def summarise(record: RunRecord) -> RunSummary:
         failures += len(round_.norms) - len(heard)
         replied.append(len(heard) / len(round_.norms) if len(round_.norms) else np.nan)
         medians.append(float(np.median(heard)) if len(heard) else np.nan)
-    everybody = present = record.founders
+    everybody, gone = record.founders, record.gone
+    present = None if everybody is None else everybody - len(gone)
+    for client in gone.tolist():
+        if client in clients:
+            clients[client].left = True
     for change in record.memberships():
         last = max(last, change.time)
         if change.joined is not None and everybody is not None and present is not None:
@@ -144,7 +148,10 @@ def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
 def suspect_rows(summary: RunSummary, most: int) -> list[tuple[str, str, str, str, str]]:
     """The clients that hit the clip, the most frequent first."""
     known = {client.client: client for client in summary.clients}
-    return [_suspect_row(suspect, known[suspect.client]) for suspect in summary.suspicion.suspects[:most]]
+    return [
+        _suspect_row(suspect, known.get(suspect.client, ClientSummary(suspect.client)))
+        for suspect in summary.suspicion.suspects[:most]
+    ]
 
 
 def _suspect_row(suspect: Suspect, known: ClientSummary) -> tuple[str, str, str, str, str]:

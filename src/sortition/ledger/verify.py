@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
+from sortition.ledger.attachments import PREFIX
 from sortition.ledger.encoding import pack
-from sortition.ledger.files import SealedFiles, side_directory
+from sortition.ledger.files import SealedFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.recipe import maker
 from sortition.ledger.replay import SNAPSHOT, MakeSampler, Replayed, begin, snapshot_values
@@ -33,7 +34,7 @@ def verify_run(path: str | os.PathLike[str], make_sampler: MakeSampler | None = 
     The rounds are drawn and learnt from again and compared with the record, as are the snapshots. A sampler
     of the library is built from the settings in the record; for another one, give ``make_sampler``.
     """
-    run = Path(path)
+    run = run_file(path)
     directory = side_directory(run)
     known = witness(directory / LOCK)
     store = Store(run, write=False)
@@ -85,7 +86,7 @@ def _being_written(store: Store, run: Path) -> bool:
 def _check_attachments(files: SealedFiles) -> int:
     checked = 0
     for name in sorted(files.names()):
-        if name.startswith("attachment_"):
+        if name.startswith(PREFIX):
             for number in files.numbers(name):
                 try:
                     files.read(name, number)

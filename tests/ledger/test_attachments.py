@@ -1,0 +1,123 @@
+"""What is kept beside the rounds: a resumed run finds the model that its last feedback belongs to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sortition import ConfigurationError
+from sortition.ledger import open_run, verify_run
+from tests.ledger.helpers import crash, make, norms_of
+
+
+def test_attachments(path: Path) -> None:
+    with open_run(path, make) as run:
+        for round_index in range(4):
+            run.attach(round_index, "model", {"w": np.full((2, 3), round_index, dtype=np.float32), "n": 7})
+        run.attach(1, "inner", {"text": "ü", "flag": True, "nothing": None, "x": float("nan")})
+        assert run.attachment(1, "model") is None  # the newest two are kept
+    with open_run(path, make) as run:
+        found = run.attachment(3, "model")
+        assert found is not None
+        assert found["n"] == 7
+        assert found["w"].dtype == np.float32
+        assert np.array_equal(found["w"], np.full((2, 3), 3.0))
+        inner = run.attachment(1, "inner")
+        assert inner is not None
+        assert inner["text"] == "ü"
+        assert inner["flag"] is True
+        assert inner["nothing"] is None
+        assert np.isnan(inner["x"])
+    assert verify_run(path).attachments == 3
+
+
+def answered(run: Any, cohort: Any) -> None:
+    """Attached and observed, as the documented loop does."""
+    run.attach(cohort.round_index, "model", {"w": cohort.round_index})
+    run.observe(cohort, norms_of(cohort))
+
+
+@pytest.mark.parametrize("snapshot_every", [1, 1000])
+def test_cohorts_answered_out_of_order_lose_no_model(path: Path, snapshot_every: int) -> None:
+    """The newest attachment is the one that was written last, whatever round it belongs to."""
+    run = open_run(path, make, snapshot_every=snapshot_every)
+    for cohort in reversed([run.draw() for _ in range(4)]):
+        answered(run, cohort)
+        assert run.last_observed == cohort.round_index
+        crash(run)
+        run = open_run(path, make, snapshot_every=snapshot_every)
+        assert run.last_observed == cohort.round_index
+        assert run.attachment(cohort.round_index, "model") == {"w": cohort.round_index}
+    assert run.attachment(1, "model") == {"w": 1}
+    assert run.attachment(2, "model") is None
+    run.close()
+    assert verify_run(path).replayed
+
+
+def test_the_model_of_the_last_feedback_stays(path: Path) -> None:
+    """However many models were attached since by processes that died before their feedback."""
+    run = open_run(path, make)
+    answered(run, run.draw())
+    for _ in range(3):
+        run.draw()
+    for round_index in (3, 1, 2):
+        run.attach(round_index, "model", {"w": round_index})
+        crash(run)
+        run = open_run(path, make)
+        assert run.last_observed == 0
+        assert run.attachment(0, "model") == {"w": 0}
+    run.close()
+
+
+def test_a_clock_that_goes_back_does_not_matter(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10**18, 10**17, 10**16, 10**15])
+    with open_run(path, make) as run:
+        monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+        for round_index in (7, 3, 5, 1):
+            run.attach(round_index, "model", {"w": round_index})
+        monkeypatch.undo()
+        kept = [n for n in range(9) if run.attachment(n, "model") is not None]
+    assert kept == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: run.attachment("x", "model"), "round_index must be a whole number .*got 'x'"),
+        (lambda run: run.attachment(0, 3), "name must be letters.*got 3"),
+        (lambda run: run.attach(0, 3, {}), "name must be letters.*got 3"),
+        (lambda run: run.attach(0, "model", 3), "arrays must be a mapping.*got 3"),
+        (lambda run: run.attach(0, "model", {"w": [1]}), "w must be an array.*got list"),
+    ],
+)
+def test_arguments_that_make_no_sense(path: Path, call: Any, message: str) -> None:
+    with open_run(path, make) as run:
+        with pytest.raises(ConfigurationError, match=message):
+            call(run)
+        assert [file.name for file in path.with_name("run.db.d").iterdir()] == ["lock"]
+
+
+def test_what_a_killed_writer_had_not_finished_is_removed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = os.fork()
+    if child == 0:  # dies where the snapshot is synced, before it has its name
+        try:
+            run = open_run(path, make, snapshot_every=1)
+            monkeypatch.setattr(os, "fsync", lambda descriptor: os.kill(os.getpid(), signal.SIGKILL))
+            run.draw()
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    directory = path.with_name("run.db.d")
+    assert [file.name for file in directory.glob("*.unfinished")] == ["snapshot-000000001.unfinished"]
+    with open_run(path, make) as run:
+        assert not list(directory.glob("*.unfinished"))
+        assert run.draw().round_index == 0
