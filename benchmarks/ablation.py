@@ -30,9 +30,11 @@ VARIANTS: dict[str, tuple[float, ...]] = {
     "loss_memory": (0.5, 0.98),
     "level_rate": (0.0, 0.3),
     "surprise": (OFF, 1.2),
+    "forgetting": (0.25, 0.75),
     "jump": (OFF, 2.0),
     "caution": (OFF, 3.0, 1.0),
     "largest_ratio": (OFF, 2.0, 10.0),
+    "first_noise": (0.1, 2.0),
     "largest_deviation": (OFF, 3.0),
 }
 

@@ -62,7 +62,7 @@ class EmpiricalBayesSampler(BaseSampler):
             mixed = (1.0 - uniform) * self._given_weights + uniform / self._founders
             self._roster = Roster(self._founders, mixed)
         self._distribution = self._lifted = Lifted(self._roster, share=self.constants.least_share)
-        self._population = Population()
+        self._population = Population.before(self.constants.first_noise)
         self._seen = np.zeros((0, KEPT))  # one row a slot
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -96,7 +96,7 @@ class EmpiricalBayesSampler(BaseSampler):
         surprise = np.where(known, (x - mean) / deviation, 0.0)
         twice = np.minimum(surprise * np.sign(last_surprise), np.abs(last_surprise)) > c.surprise
         new_visits = visits + 1.0
-        new_visits = np.where(twice, np.maximum(new_visits / 2.0, 2.0), new_visits)
+        new_visits = np.where(twice, np.maximum(c.forgetting * new_visits, 1.0), new_visits)
         new_visits = np.where(surprise > c.jump, 1.0, new_visits)
         new_mean = np.where(known, mean + (x - mean) / new_visits, x)
         people.revise(mean[known], new_mean[known], visits[known], new_visits[known])
@@ -106,10 +106,12 @@ class EmpiricalBayesSampler(BaseSampler):
         logs = 0.5 * (own * new_mean + (1.0 - own) * people.stranger)
         self._lifted.lift(clients, logs, 0.5 * people.stranger)
 
-    def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
+    def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
         """A newcomer's prior goes by its lambda too, if that is given."""
-        uniform = self.constants.prior_uniform
-        return super()._admit((1.0 - uniform) * client_weights + uniform * masses, client_weights)
+        if client_weights is not None:
+            uniform = self.constants.prior_uniform
+            masses = (1.0 - uniform) * client_weights + uniform * masses
+        return super()._admit(masses, client_weights)
 
     def _cautious(self, x: FloatArray, known: Any, mean: FloatArray, visits: FloatArray) -> FloatArray:
         """Bound x, and let no single feedback be too far below what was expected.

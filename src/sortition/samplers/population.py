@@ -27,13 +27,17 @@ class Constants:
     level_rate: float = 0.1
     """How fast the common level follows."""
     surprise: float = 0.7
-    """Two surprises in a row that are alike and beyond this, in standard deviations, halve the memory."""
+    """Two surprises in a row that are alike and beyond this, in standard deviations, shorten the memory."""
+    forgetting: float = 0.5
+    """What is then left of it."""
     jump: float = 3.0
     """A surprise upwards beyond this makes the client start anew."""
     caution: float = 1.5
     """A surprise downwards counts for at most so many standard deviations."""
     largest_ratio: float = 4.0
     """One client's ratio of seen to expected feedback counts for at most this, where the level follows."""
+    first_noise: float = 0.5
+    """The variance of one observation around its client's mean, before any was seen twice; counts as two."""
     largest_deviation: float = 5.0
     """One logarithm's distance from its client's mean counts for at most this, where noise is estimated."""
 
@@ -62,8 +66,14 @@ class Population:
     """Sum of their squares."""
     inverse_visits: float = 0.0
     """Sum of one over the clients' visits: how much of the means' spread is noise."""
-    noise: float = 1.0
-    noise_count: float = 2.0
+    noise: float = 0.0
+    """Sum of squared deviations of observations from their clients' means."""
+    noise_count: float = 0.0
+
+    @classmethod
+    def before(cls, noise: float) -> Population:
+        """Nobody was met; the noise is a guess, which counts for two observations."""
+        return cls(noise=2.0 * noise, noise_count=2.0)
 
     @property
     def noise_variance(self) -> float:
