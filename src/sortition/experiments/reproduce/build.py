@@ -27,7 +27,13 @@ from sortition.experiments.reproduce.settings import IMAGES, RunSettings
 from sortition.problems.idx import images_digest, load_images
 from sortition.problems.images import AUTHORS_SIZES, SIZES, ImageFederation
 from sortition.problems.least_squares import LeastSquares
-from sortition.problems.synthetic import AUTHORS_SEED, authors_heterogeneous, heterogeneous, one_coordinate
+from sortition.problems.synthetic import (
+    AUTHORS_SEED,
+    Data,
+    authors_heterogeneous,
+    heterogeneous,
+    one_coordinate,
+)
 from sortition.samplers.adaptive import AdaptiveOSMDSampler
 from sortition.samplers.avare import AvareSampler
 from sortition.samplers.fixed import FixedSampler, ProportionalSampler
@@ -63,16 +69,27 @@ def make_problem(settings: RunSettings, data: Path | None) -> LeastSquares | Ima
             sizes=AUTHORS_SIZES if authors else SIZES,
             seed=settings.seed,
         )
-    if settings.problem == "one-coordinate":
-        features, targets = one_coordinate(settings.spread, AUTHORS_SEED)
-    elif settings.problem == "heterogeneous":
-        generate = authors_heterogeneous if authors else heterogeneous
-        features, targets = generate(settings.spread, AUTHORS_SEED)
-    else:
-        raise ConfigurationError(f"problem must be synthetic or a set of images, got {settings.problem!r}")
     return LeastSquares(
-        features, targets, batch_size=10, local_batch_size=10, distinct=authors, seed=settings.seed
+        *_synthetic(settings.problem, settings.spread, authors),
+        batch_size=10,
+        local_batch_size=10,
+        distinct=authors,
+        seed=settings.seed,
     )
+
+
+@lru_cache(maxsize=1)
+def _synthetic(name: str, spread: float, authors: bool) -> Data:
+    """The data that all repeats and samplers have in common: made once, and never written to."""
+    if name == "one-coordinate":
+        data = one_coordinate(spread, AUTHORS_SEED)
+    elif name == "heterogeneous":
+        data = (authors_heterogeneous if authors else heterogeneous)(spread, AUTHORS_SEED)
+    else:
+        raise ConfigurationError(f"problem must be synthetic or a set of images, got {name!r}")
+    for array in data:
+        array.setflags(write=False)
+    return data
 
 
 def make_algorithm(settings: RunSettings) -> Any:

@@ -17,7 +17,7 @@ class Published:
     label: str
     log_losses: tuple[float, float, float]
     spread: float
-    """Standard deviation between runs, after 1000 rounds."""
+    """Standard deviation between runs, after 1000 rounds: the only one published, used for all three."""
     log_regret: float | None = None
     """Log of the cumulative regret after 1000 rounds; its spread was not published."""
 
