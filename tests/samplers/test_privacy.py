@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sortition import AvareSampler, Cohort, ConfigurationError, NormPrivacy, StateError, UniformSampler
+from sortition import (
+    AdaptiveOSMDSampler,
+    AvareSampler,
+    Cohort,
+    ConfigurationError,
+    NormPrivacy,
+    OptimalSampler,
+    StateError,
+    UniformSampler,
+)
 from sortition.core.privacy import gaussian_epsilon
 from sortition.samplers.privacy import Noise
 from sortition.testing import check_sampler
@@ -95,7 +104,22 @@ def test_a_state_with_an_impossible_key(key: Any) -> None:
         sampler.load_state_dict({**sampler.state_dict(), "privacy.key": key})
 
 
+def test_norms_that_would_not_be_noised_are_refused() -> None:
+    """A pre-training pass and an oracle take norms as they are, and nobody would have counted them."""
+    common: dict[str, Any] = {"num_clients": 3, "cohort_size": 1, "privacy": REPEATABLE}
+    adaptive = AdaptiveOSMDSampler(num_rounds=10, **common)
+    with pytest.raises(ConfigurationError, match="calibrate must not be used with privacy"):
+        adaptive.calibrate([1.0, 2.0, 777.0])
+    assert adaptive.feedback_bound is None
+    oracle = OptimalSampler(**common)
+    with pytest.raises(ConfigurationError, match="reveal must not be used with privacy"):
+        oracle.reveal([1.0, 2.0, 777.0])
+
+
 def test_settings_are_checked() -> None:
+    for wrong in ("no", 1, None):
+        with pytest.raises(ConfigurationError, match="fresh_noise must be True or False, got"):
+            NormPrivacy(norm_bound=1.0, noise_multiplier=1.0, fresh_noise=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"norm_bound must be a finite number above 0, got 0\.0"):
         NormPrivacy(norm_bound=0.0, noise_multiplier=1.0)
     with pytest.raises(ConfigurationError, match="noise_multiplier must be a finite number above 0"):

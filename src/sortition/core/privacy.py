@@ -3,7 +3,8 @@ r"""Differential privacy of the Gaussian mechanism, exactly.
 A release of a value of sensitivity :math:`\Delta` with Gaussian noise of standard deviation
 :math:`\sigma\Delta` is :math:`\mu`-Gaussian private with :math:`\mu = 1/\sigma`; n of them, chosen
 adaptively, with :math:`\mu = \sqrt n/\sigma` (Dong, Roth and Su 2022, Corollary 2). That is no bound: the
-composition of n Gaussian mechanisms is a Gaussian mechanism.
+composition of n Gaussian mechanisms is a Gaussian mechanism. n must be fixed beforehand, as a most; not read
+off a run in which the releases themselves decided how many there would be.
 """
 
 from __future__ import annotations

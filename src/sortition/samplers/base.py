@@ -128,8 +128,9 @@ class BaseSampler(Saved):
         """
         if available is None:
             generator = self._generator.of_round(self._round_index)
-            defended = self._defences.over(self._distribution, self.num_clients, generator)
-            weighed = draw_cohort(self._design, defended, self.num_clients, self._cohort_size, generator)
+            weighed = draw_cohort(
+                self._design, self._shown(generator), self.num_clients, self._cohort_size, generator
+            )
         else:
             weighed = self._draw_from(self._available(available))
         for array_of_cohort in weighed:
@@ -162,11 +163,18 @@ class BaseSampler(Saved):
             here = self._roster.present(heard.clients)
             heard, values = heard.only(here), values[here]
         if len(heard):
-            values = self._defences.clipped(heard, values, self._weights_of)
             before = self._shown().look_up(heard.clients) if self._defences.guarded else None
+            values = self._defences.clipped(heard, values)
             self._learn(heard, log_feedback(self._weights, heard.clients, values))
             if before is not None:
-                self._defences.hold(heard.clients, before, self._distribution, self.num_clients)
+                self._defences.hold(
+                    heard.clients,
+                    before,
+                    self._distribution,
+                    self.num_clients,
+                    self._weights_of,
+                    draws=self._round_index,
+                )
         del self._open[cohort.round_index]
 
     def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:

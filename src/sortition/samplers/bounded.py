@@ -47,11 +47,12 @@ class BoundedSampler(BaseSampler):
 
         ``norms`` are those of all clients, or of ``clients``; nan for who did not respond. To be called
         before the first feedback. With a guard, none of them counts for more than the guard's clip by these
-        norms alone.
+        norms alone. Not with ``privacy``: give ``feedback_bound`` instead, or let the first feedback decide.
 
         Deviation: the text writes :math:`\lambda_m \|g^0_m\|^2` here; the bound that its theorems ask for
         is one on :math:`a_m = \lambda_m^2 \|g_m\|^2`, and that is what we take.
         """
+        self._defences.refuse_raw_norms("calibrate")
         if self._learnt_rounds:
             raise ConfigurationError(
                 f"calibrate must be called before the first feedback, got {self._learnt_rounds} rounds of it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.capped import Capped
 from sortition.engine.drawing import Distribution
-from sortition.samplers.guard import Guard, Suspect, Watch
+from sortition.samplers.guard import Guard, Suspect, Watch, WeightsOf
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
 
@@ -36,11 +36,16 @@ class Defences:
         """The norms that may be used at all; nan for no reply."""
         return norms if self._noise is None else self._noise.apply(cohort, norms)
 
-    def clipped(
-        self, heard: Cohort, norms: FloatArray, weights_of: Callable[[IntArray], FloatArray]
-    ) -> FloatArray:
-        """The norms as they may count; ``weights_of`` tells client weights."""
-        return norms if self._watch is None else self._watch.clip(heard, norms, weights_of)
+    def refuse_raw_norms(self, method: str) -> None:
+        """Raise a ConfigurationError where norms must be noised, which those given to ``method`` are not."""
+        if self._noise is not None:
+            raise ConfigurationError(
+                f"{method} must not be used with privacy: its norms would be neither noised nor accounted for"
+            )
+
+    def clipped(self, heard: Cohort, norms: FloatArray) -> FloatArray:
+        """The norms as they may count."""
+        return norms if self._watch is None else self._watch.clip(heard, norms)
 
     def moderated(self, norms: FloatArray) -> FloatArray:
         """Norms of a pre-training pass as they may count, by themselves alone."""
@@ -50,27 +55,39 @@ class Defences:
         self,
         distribution: Distribution,
         num_clients: int,
+        weights_of: WeightsOf,
         generator: np.random.Generator | None = None,
     ) -> Distribution:
-        """What to draw from instead of ``distribution``."""
+        """What to draw from instead of ``distribution``; ``weights_of`` tells client weights."""
         if self._watch is None:
             return distribution
-        shown = self._watch.over(distribution, num_clients)
+        shown = self._watch.over(distribution, num_clients, weights_of)
         if generator is not None and isinstance(shown, Capped):
             return shown.with_generator(generator)
         return shown
 
     def hold(
-        self, clients: IntArray, before: FloatArray, distribution: Distribution, num_clients: int
+        self,
+        clients: IntArray,
+        before: FloatArray,
+        distribution: Distribution,
+        num_clients: int,
+        weights_of: WeightsOf,
+        draws: int,
     ) -> None:
-        """Limit the rise of ``clients``, who were learnt from."""
+        """Limit the rise of ``clients``, who were learnt from after so many ``draws``."""
         if self._watch is not None:
-            self._watch.hold(clients, before, distribution, num_clients)
+            self._watch.hold(clients, before, distribution, num_clients, weights_of, draws)
 
     def rescale(self, factor: float) -> None:
         """Clients came or left, and everybody's probability was multiplied by ``factor``."""
         if self._watch is not None:
             self._watch.rescale(factor)
+
+    def forget(self, clients: IntArray) -> None:
+        """``clients`` have left."""
+        if self._watch is not None:
+            self._watch.forget(clients)
 
     @property
     def norm_bound(self) -> float:

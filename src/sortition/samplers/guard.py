@@ -8,8 +8,8 @@ hold together at most ``outliers_share`` of the distribution; or what they would
 log-normal, or their part of all client weights, if that is more. Those with the highest ratio to their
 weights are cut down first.
 
-*Rise.* A report raises the probability of its sender by at most ``largest_rise``; what it asks for beyond
-that it gets in the following rounds, another such factor in each.
+*Rise.* Between two draws, reports raise the probability of their sender by at most ``largest_rise``; what
+they ask for beyond that it gets in the following rounds, another such factor in each, heard again or not.
 
 *Cap.* Nobody's probability exceeds ``largest_probability``.
 """
@@ -25,26 +25,28 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError
-from sortition.core.state import array
+from sortition.core.state import array, count
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import fraction, positive_number
 from sortition.engine.capped import Capped
 from sortition.engine.drawing import Distribution
-from sortition.samplers.outliers import Bounds, Fences, all_ordinary, bounds_of, levelled
+from sortition.samplers.outliers import Bounds, Fences, all_ordinary, among, bounds_of, levelled
 
+WeightsOf = Callable[[IntArray], FloatArray]
+"""Tells the client weights of ids."""
 WINDOW = 500
 LARGEST_LOG = math.log(np.finfo(float).max)
 MANY = 1000
-"""Where there are more outliers than this, what they hold is looked up only if replies say it is much."""
+"""More outliers than this are not summed up at every feedback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
     """Which defences a sampler has: see ``samplers/guard.py``. ``guard=None`` is the paper to the letter.
 
-    By default they cost an honest run nearly nothing, measured on the arena: see ``docs/hostile-clients.md``.
-    ``Guard(outliers_share=0.2, clip_factor=20)`` leaves liars less, and costs federations in which a few
-    honest clients have norms many times those of the others up to 40% more variance.
+    By default they cost most honest runs nothing, and those whose norms differ by orders of magnitude some
+    variance: ``docs/hostile-clients.md`` has the figures. ``Guard(outliers_share=0.2, clip_factor=20)``
+    leaves liars less, and costs federations with a few honest clients of very large norms more.
     """
 
     clip_factor: float = 100.0
@@ -87,8 +89,11 @@ class Watch:
         self._bounds: Bounds | None = None  # of the window, once somebody asked
         self._hits: dict[int, tuple[int, float]] = {}
         self._outliers = np.zeros(0, dtype=np.int64)  # clients whose last norm was above the bound, ascending
-        self._outlier_weights = np.zeros(0)  # their client weights
-        self._held = np.zeros(0, dtype=np.int64)  # clients whose rise is limited, ascending
+        self._put_off = 0  # for so many feedbacks many outliers need not be summed up
+        self._draws = 0  # so many there had been at the last feedback
+        self._limited = np.zeros(0, dtype=np.int64)  # held before the last draw or heard since, ascending
+        self._limits = np.zeros(0)  # what they may have until the next draw
+        self._held = np.zeros(0, dtype=np.int64)  # those of them who would have more
         self._ceilings = np.zeros(0)
 
     # The clip ----------------------------------------------------------------------------------------
@@ -105,13 +110,8 @@ class Watch:
             self._bounds = bounds_of(self._logs, self._weights, self._fences)
         return self._bounds
 
-    def clip(
-        self, cohort: Cohort, norms: FloatArray, weights_of: Callable[[IntArray], FloatArray]
-    ) -> FloatArray:
-        """The norms as they may count; whoever is above the bounds is remembered.
-
-        ``weights_of`` tells the client weights of those who are.
-        """
+    def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
+        """The norms as they may count; whoever is above the bounds is remembered."""
         above_zero = norms > 0.0
         if above_zero.any():
             self._logs = np.concatenate((self._logs, np.log(norms[above_zero])))[-WINDOW:]
@@ -121,10 +121,10 @@ class Watch:
         factor = min(self.guard.clip_factor, self.guard.outlier_factor)
         if largest == 0.0 or all_ordinary(math.log(largest), self._logs, self._weights, factor):
             if len(self._outliers):
-                self._note_outliers(cohort.clients, np.zeros(len(cohort), dtype=bool), weights_of)
+                self._note_outliers(cohort.clients, np.zeros(len(cohort), dtype=bool))
             return norms
         above = norms > math.exp(min(self.bounds.outlier, LARGEST_LOG))
-        self._note_outliers(cohort.clients, above, weights_of)
+        self._note_outliers(cohort.clients, above)
         bound = self.norm_bound
         caught = norms > bound
         if not caught.any():
@@ -143,20 +143,11 @@ class Watch:
             norms, math.exp(min(bounds_of(logs, np.ones(len(logs)), self._fences).clip, LARGEST_LOG))
         )
 
-    def _note_outliers(
-        self, clients: IntArray, above: BoolArray, weights_of: Callable[[IntArray], FloatArray]
-    ) -> None:
-        found = clients[above]
+    def _note_outliers(self, clients: IntArray, above: BoolArray) -> None:
         known = among(clients, self._outliers)
-        if not len(found) and not known.any():
-            return
-        weights = weights_of(found)
-        counting = weights > 0.0
-        others = ~np.isin(self._outliers, clients[known])
-        everybody = np.concatenate((self._outliers[others], found[counting]))
-        weights = np.concatenate((self._outlier_weights[others], weights[counting]))
-        order = np.argsort(everybody)
-        self._outliers, self._outlier_weights = everybody[order], weights[order]
+        if above.any() or known.any():
+            others = np.setdiff1d(self._outliers, clients[known], assume_unique=True)
+            self._outliers = np.sort(np.concatenate((others, clients[above])))
 
     def suspects(self) -> list[Suspect]:
         """The clients that hit the clip, the most frequent first."""
@@ -168,29 +159,39 @@ class Watch:
 
     # The ceilings ------------------------------------------------------------------------------------
 
-    def over(self, distribution: Distribution, num_clients: int) -> Distribution:
+    def over(self, distribution: Distribution, num_clients: int, weights_of: WeightsOf) -> Distribution:
         """What to draw from instead of ``distribution``; itself, where nobody is held down."""
         cap = max(self.guard.largest_probability, 1.0 / num_clients)
-        clients, ceilings = self._all_ceilings(distribution)
+        clients, ceilings = self._all_ceilings(distribution, weights_of)
         if cap == 1.0 and not len(clients):
             return distribution
         return Capped(distribution, clients, ceilings, cap)
 
     def hold(
-        self, clients: IntArray, before: FloatArray, distribution: Distribution, num_clients: int
+        self,
+        clients: IntArray,
+        before: FloatArray,
+        distribution: Distribution,
+        num_clients: int,
+        weights_of: WeightsOf,
+        draws: int,
     ) -> None:
-        """After ``clients``, who had the probabilities ``before``, were learnt from: limit their rise."""
+        """After ``clients``, who had the probabilities ``before``, were learnt from: limit their rise.
+
+        Ceilings go up with the first feedback after a draw (there were ``draws`` of them), and then stay.
+        """
+        self._put_off_summing_up(distribution)
         rise = self.guard.largest_rise
-        limits = rise * before
-        shown = self.over(distribution, num_clients)
-        if not len(self._held) and not np.any(shown.look_up(clients) > limits):
-            return
-        others = ~np.isin(self._held, clients)
-        everybody = np.concatenate((self._held[others], clients))
-        limits = np.concatenate((rise * self._ceilings[others], limits))
-        order = np.argsort(everybody)
-        self._held, self._ceilings = everybody[order], np.minimum(limits[order], 1.0)
-        shown = self.over(distribution, num_clients)
+        if draws != self._draws:
+            self._draws = draws
+            self._limited, self._limits = self._held, np.minimum(rise * self._ceilings, 1.0)
+        self._limit(clients, np.minimum(rise * before, 1.0))
+        if not len(self._held):
+            shown = self.over(distribution, num_clients, weights_of)
+            if not np.any(shown.look_up(self._limited) > self._limits):
+                return
+        self._held, self._ceilings = self._limited, self._limits
+        shown = self.over(distribution, num_clients, weights_of)
         scale = shown.scale if isinstance(shown, Capped) else 1.0
         binding = scale * distribution.look_up(self._held) > self._ceilings
         self._held, self._ceilings = self._held[binding], self._ceilings[binding]
@@ -198,20 +199,43 @@ class Watch:
     def rescale(self, factor: float) -> None:
         """Clients came or left, and everybody's probability was multiplied by ``factor``: ceilings too."""
         self._ceilings = np.minimum(factor * self._ceilings, 1.0)
+        self._limits = np.minimum(factor * self._limits, 1.0)
 
-    def _all_ceilings(self, distribution: Distribution) -> tuple[IntArray, FloatArray]:
+    def forget(self, clients: IntArray) -> None:
+        """``clients`` (ascending) have left, and hold nobody down any more."""
+        self._outliers = self._outliers[~among(self._outliers, clients)]
+        stay = ~among(self._limited, clients)
+        self._limited, self._limits = self._limited[stay], self._limits[stay]
+        stay = ~among(self._held, clients)
+        self._held, self._ceilings = self._held[stay], self._ceilings[stay]
+
+    def _limit(self, clients: IntArray, limits: FloatArray) -> None:
+        """Who has a limit already keeps it, if it is the lower one."""
+        if not len(self._limited):
+            order = np.argsort(clients)
+            self._limited, self._limits = clients[order], limits[order]
+            return
+        everybody = np.concatenate((self._limited, clients))
+        limits = np.concatenate((self._limits, limits))
+        order = np.lexsort((limits, everybody))
+        self._limited, first = np.unique(everybody[order], return_index=True)
+        self._limits = limits[order][first]
+
+    def _all_ceilings(self, distribution: Distribution, weights_of: WeightsOf) -> tuple[IntArray, FloatArray]:
         """Whose probability is limited, ascending, and by what: their rise, or the outliers' share."""
         crowd = self._outliers
         if not len(crowd) or self.guard.outliers_share == 1.0 or self._few_outlying_replies():
             return self._held, self._ceilings
         p = distribution.look_up(crowd)
-        together = float(p.sum())
-        if together <= self.guard.outliers_share:
+        if float(p.sum()) <= self.guard.outliers_share:
             return self._held, self._ceilings
-        share = max(self.guard.outliers_share, self.bounds.expected_share, float(self._outlier_weights.sum()))
-        if together <= share:
+        weights = weights_of(crowd)
+        counting = weights > 0.0  # of the others nothing is learnt
+        crowd, p, weights = crowd[counting], p[counting], weights[counting]
+        share = max(self.guard.outliers_share, self.bounds.expected_share, float(weights.sum()))
+        if float(p.sum()) <= share:
             return self._held, self._ceilings
-        ceilings = levelled(p, self._outlier_weights, share)
+        ceilings = levelled(p, weights, share)
         if not len(self._held):
             return crowd, ceilings
         everybody = np.union1d(self._held, crowd)
@@ -222,10 +246,19 @@ class Watch:
         return everybody, limits
 
     def _few_outlying_replies(self) -> bool:
-        """Whether many outliers made up for few of the last replies, so that they need not be summed up."""
-        if len(self._outliers) <= MANY:
+        """Whether many outliers had little at the last count, and made up for few of the last replies."""
+        if len(self._outliers) <= MANY or not self._put_off:
             return False
         return bool(np.mean(self._logs > self.bounds.outlier) < 0.5 * self.guard.outliers_share)
+
+    def _put_off_summing_up(self, distribution: Distribution) -> None:
+        """At a feedback: if n > MANY outliers hold little, they need not be summed up for n / MANY more."""
+        if self._put_off:
+            self._put_off -= 1
+        elif len(self._outliers) > MANY:
+            together = float(distribution.look_up(self._outliers).sum())
+            if together < 0.5 * self.guard.outliers_share:
+                self._put_off = len(self._outliers) // MANY
 
     # State -------------------------------------------------------------------------------------------
 
@@ -238,7 +271,10 @@ class Watch:
             "guard.hits": np.array([hits for hits, _ in self._hits.values()], dtype=np.int64),
             "guard.excesses": np.array([worst for _, worst in self._hits.values()], dtype=np.float64),
             "guard.outliers": self._outliers.copy(),
-            "guard.outlier_weights": self._outlier_weights.copy(),
+            "guard.put_off": self._put_off,
+            "guard.draws": self._draws,
+            "guard.limited": self._limited.copy(),
+            "guard.limits": self._limits.copy(),
             "guard.held": self._held.copy(),
             "guard.ceilings": self._ceilings.copy(),
         }
@@ -255,19 +291,9 @@ class Watch:
             zip(suspects.tolist(), zip(hits.tolist(), worst.tolist(), strict=True), strict=True)
         )
         watch._outliers = array(state, "guard.outliers", np.int64, (None,))
-        watch._outlier_weights = array(state, "guard.outlier_weights", np.float64, (len(watch._outliers),))
+        watch._put_off, watch._draws = count(state, "guard.put_off"), count(state, "guard.draws")
+        watch._limited = array(state, "guard.limited", np.int64, (None,))
+        watch._limits = array(state, "guard.limits", np.float64, (len(watch._limited),))
         watch._held = array(state, "guard.held", np.int64, (None,))
         watch._ceilings = array(state, "guard.ceilings", np.float64, (len(watch._held),))
         return watch
-
-
-def among(clients: IntArray, ascending: IntArray) -> BoolArray:
-    """Which of ``clients`` are in ``ascending``.
-
-    >>> among(np.array([4, 1]), np.array([1, 2])).tolist()
-    [False, True]
-    """
-    if not len(ascending):
-        return np.zeros(len(clients), dtype=bool)
-    places = np.minimum(np.searchsorted(ascending, clients), len(ascending) - 1)
-    return np.asarray(ascending[places] == clients)

@@ -105,6 +105,7 @@ class Members(ABC):
         before = self._weights.total
         if self._defences.guarded:
             self._defences.rescale(1.0 / max(mass_without(self._shown(), leaving), VANISHING))
+            self._defences.forget(leaving)
         self._weights.remove(leaving)
         self._distribution.remove(leaving)
         self._membership_changed(before / self._weights.total)
@@ -131,9 +132,9 @@ class Members(ABC):
 
     # Details -----------------------------------------------------------------------------------------
 
-    def _shown(self) -> Distribution:
+    def _shown(self, generator: np.random.Generator | None = None) -> Distribution:
         """The distribution that cohorts are drawn from: what was learnt, under the guard's ceilings."""
-        return self._defences.over(self._distribution, self.num_clients)
+        return self._defences.over(self._distribution, self.num_clients, self._weights_of, generator)
 
     def _present_ids(self, name: str, values: ArrayLike) -> IntArray:
         """Ids of clients who are there, ascending, each once."""

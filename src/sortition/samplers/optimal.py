@@ -38,6 +38,7 @@ class OptimalSampler(BaseSampler):
 
     def reveal(self, norms: ArrayLike) -> None:
         """Tell the update norms of all clients, by id, in the round to come; who left is ignored."""
+        self._defences.refuse_raw_norms("reveal")
         values = norms_of("norms", norms, self._roster.ids, "each client")
         if self._roster.anybody_left:
             values = np.where(self._here(), values, 0.0)

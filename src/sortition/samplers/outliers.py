@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sortition.core.types import FloatArray
+from sortition.core.types import BoolArray, FloatArray, IntArray
 
 FEW = 20
 """Up to so many norms the third quartile is taken, then the ninth decile."""
@@ -110,6 +110,18 @@ def levelled(p: FloatArray, weights: FloatArray, share: float) -> FloatArray:
     levels = (share - keeping) / cut
     first = int(np.argmax(levels <= ratios[order]))
     return np.asarray(np.minimum(p, levels[first] * weights))
+
+
+def among(clients: IntArray, ascending: IntArray) -> BoolArray:
+    """Which of ``clients`` are in ``ascending``.
+
+    >>> among(np.array([4, 1]), np.array([1, 2])).tolist()
+    [False, True]
+    """
+    if not len(ascending):
+        return np.zeros(len(clients), dtype=bool)
+    places = np.minimum(np.searchsorted(ascending, clients), len(ascending) - 1)
+    return np.asarray(ascending[places] == clients)
 
 
 def _bounds_by(logs: FloatArray, weights: FloatArray, fences: Fences) -> Bounds:

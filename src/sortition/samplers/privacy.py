@@ -17,7 +17,7 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import RoundGenerator
-from sortition.core.errors import StateError
+from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.privacy import gaussian_epsilon, gaussian_mu
 from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray
@@ -43,11 +43,17 @@ class NormPrivacy:
     def __post_init__(self) -> None:
         positive_number("norm_bound", self.norm_bound)
         positive_number("noise_multiplier", self.noise_multiplier)
+        if not isinstance(self.fresh_noise, bool):
+            raise ConfigurationError(f"fresh_noise must be True or False, got {self.fresh_noise!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class PrivacySpent:
-    """What the replies so far have cost, in (epsilon, delta)-differential privacy of one client's data."""
+    """What the replies so far have cost, in (epsilon, delta)-differential privacy of one client's data.
+
+    A guarantee for a number of replies that was fixed beforehand, as a most; who replies how often depends on
+    what was heard, and for the number that came of it this is an account, not a proof.
+    """
 
     delta: float
     epsilon_per_reply: float
@@ -66,7 +72,11 @@ class Noise:
         self._replies: dict[int, int] = {}
 
     def apply(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        """The norms as they may be used, aligned with the cohort; the noise depends on (key, round) alone."""
+        """The norms as they may be used, aligned with the cohort.
+
+        The noise depends on (key, round) alone, so that a resumed run equals the unbroken one. Two runs from
+        one state that hear other norms in the same round show the exact differences: see the docs.
+        """
         generator = RoundGenerator(self._key + (NOISE_STREAM << 64)).of_round(cohort.round_index)
         noise = generator.standard_normal(len(norms))
         bound = self.privacy.norm_bound
@@ -76,7 +86,7 @@ class Noise:
         return np.asarray(np.maximum(noisy, 0.0))  # nan, for no reply, stays nan
 
     def spent(self, delta: float) -> PrivacySpent:
-        """What it has cost so far, exactly: see ``core.privacy``."""
+        """What it costs to have replied so often, had that been fixed beforehand: see ``core.privacy``."""
         sigma, most = self.privacy.noise_multiplier, max(self._replies.values(), default=0)
         return PrivacySpent(
             delta=delta,
