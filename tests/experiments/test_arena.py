@@ -212,7 +212,13 @@ class TestTournament:
 
     def test_a_factory_by_its_module(self):
         assert find_contestant("sortition.experiments.contestants:avare") is CONTESTANTS["avare"]
-        for name in ("best", "sortition.experiments.contestants:best", "no.such.module:best"):
+        for name in (
+            "best",
+            "sortition.experiments.contestants:best",
+            "no.such.module:best",
+            ":best",
+            ".a:best",
+        ):
             with pytest.raises(ConfigurationError, match=r"samplers.*best"):
                 find_contestant(name)
 

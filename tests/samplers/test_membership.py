@@ -111,8 +111,11 @@ def test_the_formula_returns_with_the_next_feedback(build: Any) -> None:
     p = sampler.probabilities()
     sampler.remove_clients(np.argsort(p)[:30])  # those least drawn, among whom the prior's share is largest
     learn(sampler, 1, rng)
-    floor = {MABSSampler: 0.4 / 20, VRBSampler: 0.4 / 20, EmpiricalBayesSampler: 0.05 / 20}
-    least = sampler.floor() if isinstance(sampler, AvareSampler) else floor[type(sampler)]
+    if isinstance(sampler, AvareSampler):
+        least = sampler.floor()
+    else:
+        share = sampler.constants.least_share if isinstance(sampler, EmpiricalBayesSampler) else 0.4
+        least = share / 20
     left = sampler.probabilities()
     assert left[left > 0.0].min() >= least * (1.0 - 1e-9)
 
@@ -190,6 +193,27 @@ def test_the_last_who_counts_can_not_leave(sampler: UniformSampler) -> None:
     assert sampler.client_weights() == pytest.approx([1.0, 0.0, 0.0])
 
 
+@pytest.mark.parametrize("mass", [1e16, 1e100])
+@pytest.mark.parametrize("name", EVERYBODY)
+def test_whoever_joined_can_leave(name: str, mass: float) -> None:
+    """A newcomer may outweigh the others by more than a double can tell: it is still not all there is."""
+    sampler = EVERYBODY[name](num_clients=M, cohort_size=K)
+    before = sampler.probabilities()
+    giant = sampler.add_clients([mass], client_weights=[mass])
+    sampler.remove_clients(giant)
+    assert sampler.probabilities()[:M] == pytest.approx(before, rel=1e-9)
+    assert sampler.client_weights()[:M] == pytest.approx(np.full(M, 1 / M))
+
+
+def test_all_who_have_a_mass_of_their_own_can_not_leave_at_once() -> None:
+    sampler = ProportionalSampler(num_clients=4, cohort_size=1, client_weights=[0.5, 0.5, 0, 0])
+    newcomers = sampler.add_clients(2)
+    sampler.remove_clients(newcomers)
+    with pytest.raises(ConfigurationError, match="leave some weight behind"):
+        sampler.remove_clients([0, 1])
+    sampler.remove_clients([0])
+
+
 def test_a_portfolio_asks_its_experts_first() -> None:
     setting = {"num_clients": 5, "cohort_size": 3}
     experts = [UniformSampler(**setting), AvareSampler(**setting, design="without_replacement")]
@@ -225,6 +249,23 @@ def test_the_prior_of_a_newcomer_goes_by_its_weight() -> None:
     sampler = EmpiricalBayesSampler(num_clients=4, cohort_size=1, client_weights=[0.25] * 4)
     (big,) = sampler.add_clients(1, client_weights=[1.0])
     assert sampler.probabilities([big]) == pytest.approx([0.925 / 1.925])
+
+
+@pytest.mark.parametrize("weights", [None, [0.25] * 4])
+def test_a_prior_mass_alone_is_taken_as_it_is(weights: list[float] | None) -> None:
+    for build in (EmpiricalBayesSampler, UniformSampler):
+        sampler = build(num_clients=4, cohort_size=1, client_weights=weights)
+        (big,) = sampler.add_clients([1.0])
+        assert sampler.probabilities([big]) == pytest.approx([0.5])
+        assert sampler.client_weights([big]) == pytest.approx([0.2])
+
+
+def test_more_clients_than_ids() -> None:
+    sampler = UniformSampler(num_clients=2**53 - 1, cohort_size=1)
+    for newcomers in (2, [1.0, 1.0]):
+        with pytest.raises(ConfigurationError, match="clients must be at most 1, got 2"):
+            sampler.add_clients(newcomers)
+    assert sampler.add_clients([1.0]).tolist() == [2**53 - 1]
 
 
 def test_many_leave_at_once() -> None:

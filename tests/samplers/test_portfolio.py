@@ -96,10 +96,32 @@ def test_experts_must_agree() -> None:
         )
     with pytest.raises(ConfigurationError, match="one or more"):
         PortfolioSampler(experts=[])
-    used = UniformSampler(num_clients=5, cohort_size=2)
-    used.draw()
-    with pytest.raises(ConfigurationError, match="not have drawn"):
-        PortfolioSampler(experts=[used])
+    one = UniformSampler(num_clients=5, cohort_size=2)
+    with pytest.raises(ConfigurationError, match="expert 1, UniformSampler, twice"):
+        PortfolioSampler(experts=[one, one])
+
+
+@pytest.mark.parametrize("change", ["drawn", "learnt", "loaded", "joined", "left", "another's"])
+def test_experts_must_be_new(change: str) -> None:
+    """Else the portfolio would not know who is there, or what its experts have seen."""
+    setting = {"num_clients": 5, "cohort_size": 2}
+    used, other = AvareSampler(**setting), AvareSampler(**setting)
+    cohort = other.draw()
+    if change == "drawn":
+        used.draw()
+    elif change == "learnt":
+        used.learn(cohort, np.zeros(len(cohort)))
+    elif change == "loaded":
+        used.load_state_dict(AvareSampler(**setting).state_dict())
+    elif change == "joined":
+        used.add_clients(1)
+    elif change == "left":
+        used.remove_clients([2])
+    else:
+        first = PortfolioSampler(experts=[used])
+        first.observe(cohort := first.draw(), np.ones(len(cohort)))
+    with pytest.raises(ConfigurationError, match="experts must be new, but expert 1, AvareSampler"):
+        PortfolioSampler(experts=[UniformSampler(**setting), used])
 
 
 def test_a_portfolio_is_guarded_as_a_whole() -> None:

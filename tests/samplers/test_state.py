@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sortition import OptimalSampler
+from sortition import (
+    AvareSampler,
+    EmpiricalBayesSampler,
+    Guard,
+    KVibSampler,
+    OptimalSampler,
+    PortfolioSampler,
+    StateError,
+    VRBSampler,
+)
 from sortition.core.designs import DESIGNS
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, same_state, train
 
@@ -183,3 +192,56 @@ def test_a_state_of_the_oracle_with_a_part_missing() -> None:
         with pytest.raises(ValueError, match="state must"):
             sampler.load_state_dict({key: value for key, value in state.items() if key != part})
         assert same_state(sampler.state_dict(), state)
+
+
+def portfolio(**common: Any) -> PortfolioSampler:
+    seed = common.pop("seed")
+    return PortfolioSampler(experts=[AvareSampler(**common), VRBSampler(**common)], seed=seed)
+
+
+WITH_STATES: dict[str, Callable[..., Any]] = {
+    **SAMPLERS,
+    "kvib": lambda **common: KVibSampler(num_rounds=40, **common),
+    "empirical bayes": EmpiricalBayesSampler,
+    "guarded": lambda **common: EmpiricalBayesSampler(guard=Guard(largest_rise=1.1), **common),
+    "portfolio": portfolio,
+}
+
+
+def damaged(state: State) -> dict[str, State]:
+    """The state without each of its parts, and with each of them, in turn, a text or of another length."""
+    found = {}
+    for part, value in state.items():
+        found[f"no {part}"] = {name: kept for name, kept in state.items() if name != part}
+        found[f"text for {part}"] = {**state, part: "x"}
+        if isinstance(value, np.ndarray):
+            found[f"longer {part}"] = {**state, part: np.concatenate((value, value[-1:]))}
+    return found
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_after_a_damaged_state_nothing_has_changed(name: str) -> None:
+    """The other sampler has met others, and lost and won some; its own state stays as it was, to the bit."""
+    common = {"num_clients": M, "cohort_size": K, "client_weights": WEIGHTS, "seed": 5}
+    saved, sampler, twin = (WITH_STATES[name](**common) for _ in range(3))
+    train(saved, 4)
+    saved.remove_clients([0])
+    train(saved, 1)
+    newcomers = sampler.add_clients(2)
+    sampler.observe(sampler.draw(available=newcomers), [3.0, 9.0])
+    train(sampler, 7)
+    sampler.remove_clients([6])
+    before, p = sampler.state_dict(), sampler.probabilities()
+    for how, state in damaged(saved.state_dict()).items():
+        try:
+            sampler.load_state_dict(state)
+        except StateError:
+            assert same_state(sampler.state_dict(), before), how
+            assert np.array_equal(sampler.probabilities(), p), how
+        else:
+            assert how.startswith("longer"), how  # an empty array is none the longer for it
+            sampler.load_state_dict(before)
+    twin.load_state_dict(before)
+    for mine, theirs in zip(train(sampler, 3), train(twin, 3), strict=True):
+        assert same_cohort(mine, theirs)
+    assert np.array_equal(sampler.probabilities(), twin.probabilities())

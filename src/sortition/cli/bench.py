@@ -16,6 +16,7 @@ from sortition.cli.app import app
 from sortition.cli.options import one_of, whole_number, writable_file
 from sortition.experiments.bench import REGIMES, Measurement, Regime, measure_each
 
+MOST_CLIENTS = 1e15
 DEFAULT_CLIENTS = "1e3,1e4,1e5,1e6,1e7,1e8,1e9"
 COLUMNS = (
     "M",
@@ -36,9 +37,10 @@ HOW_TO_READ = (
     "Microseconds; draw and obs. (observe) are medians, each followed by its worst round. A\n"
     "round is both, of Adaptive-OSMD with its experts; spike: a round in which a norm is 1e300.\n"
     "choice: numpy's Generator.choice(M, K, p=p), a draw alone; x: how many rounds take as\n"
-    "long. dense: a round of the readable specification. met: clients ever heard of; mass: the\n"
-    "probability of these; moved: what is not the prior any more (at most 0.6); MB: peak of\n"
-    "the process. Compare within one run only: machines differ, and so do their hours."
+    "long. dense: one of the first rounds of the readable specification. met: clients ever\n"
+    "heard of; mass: the probability of these; moved: what is not the prior any more (at most\n"
+    "0.6); MB: peak of the process. Compare within one run only: machines differ, and so do\n"
+    "their hours."
 )
 
 
@@ -49,8 +51,10 @@ def numbers_of_clients(text: str) -> str:
             value = float(part)
         except ValueError:
             value = math.nan
-        if not (value >= 2 and value.is_integer() and value <= 1e15):
-            raise typer.BadParameter(f"expected whole numbers of at least 2, as 1e3,1e6, got {part!r}.")
+        if not (2 <= value <= MOST_CLIENTS and value.is_integer()):
+            raise typer.BadParameter(
+                f"expected whole numbers from 2 to {MOST_CLIENTS:g}, as 1e3,1e6, got {part!r}."
+            )
     return text
 
 
@@ -69,7 +73,7 @@ def bench_command(
         typer.Option(
             callback=one_of(REGIMES),
             metavar="NAME",
-            help="fresh: from the start. adapted: everybody met (up to 1e6), and most of the mass moved.",
+            help="fresh: from the start. adapted: everybody met (up to 1e6), half of the mass moved.",
         ),
     ] = "fresh",
     json: Annotated[

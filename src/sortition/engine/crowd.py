@@ -40,6 +40,7 @@ class Crowd(Distribution):
         self.log_weights = np.full(experts, -np.log(experts))
         self.scales = np.ones(experts)
         self.bases = np.ones(experts)
+        self._strangers: mixture.Strangers = (0, 0.0)
         self._plant(np.zeros((0, experts)))
 
     @property
@@ -53,9 +54,11 @@ class Crowd(Distribution):
         return self.log_weights, self.scales, self.bases
 
     @property
-    def _all(self) -> tuple[float, Masses, Places, IntArray, forest.Trees, mixture.Experts]:
-        roster = self.roster
-        return roster.total, roster.of_all, self._table.places, self._ids, self.trees, self.experts
+    def _all(
+        self,
+    ) -> tuple[float, Masses, Places, IntArray, forest.Trees, mixture.Experts, mixture.Strangers]:
+        roster, places = self.roster, self._table.places
+        return roster.total, roster.of_all, places, self._ids, self.trees, self.experts, self._strangers
 
     @property
     def weights(self) -> FloatArray:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from sortition.core.experts import normalise_log_weights
 from sortition.core.state import scalar
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
 from sortition.engine.crowd import VANISHING
 from sortition.engine.roster import Roster
 from sortition.engine.shifted import FURTHEST_LOG, ShiftedCrowd
+from sortition.engine.tree import SumTree
 
 
 class Lifted(ShiftedCrowd):
@@ -33,6 +35,8 @@ class Lifted(ShiftedCrowd):
 
     def __init__(self, roster: Roster, *, share: float) -> None:
         super().__init__(roster, experts=2)
+        self._unmet_own = SumTree(np.zeros(0))
+        self._count_strangers()
         self.share = share
         self._stranger_log = 0.0
         self._apply_share()
@@ -51,16 +55,36 @@ class Lifted(ShiftedCrowd):
 
     def settle(self) -> None:
         """Make the second expert sum to one."""
-        unit = self._stranger_ratio()
-        base_mass = max(self.roster.total - self.root[forest.MASS, 1], 0.0)
-        total = self.root[forest.SUM, 1] + unit * base_mass
-        self.scales[1] = self.roster.total / max(total, VANISHING)
-        self.bases[1] = unit * self.scales[1]
+        self.scales[1] = self.roster.total / max(self._sum(), VANISHING)
+        self.bases[1] = self._stranger_ratio() * self.scales[1]
 
     def rescale(self) -> None:
         """Make the second expert sum to one; the mixture keeps its proportions."""
-        self.bases[1] = self._stranger_ratio() * self.scales[1]
-        super().rescale()
+        log_scale, shift = math.log(self.scales[1]), self._shift
+        if self._vanishing():
+            self._reshift()
+        self.settle()
+        log_factor = math.log(self.scales[1]) - log_scale - (self._shift - shift)
+        self.log_weights = normalise_log_weights(self.log_weights - np.array([0.0, log_factor]))
+
+    def meet(self, clients: IntArray) -> IntArray:
+        """The slots of ``clients``; those not met before get new ones."""
+        before = self.count
+        slots = super().meet(clients)
+        if self.count > before:
+            self._strike(self._ids[before : self.count])
+        return slots
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in, as strangers."""
+        self._unmet_own.extend(masses)
+        self._strangers = (self._strangers[0], self._unmet_own.total)
+        return super().add(masses)
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go; the others keep their proportions."""
+        self._strike(clients[self.slots_of(clients) < 0])
+        super().remove(clients)
 
     def state(self) -> dict[str, Any]:
         """That of a shifted crowd, with the strangers' logarithm and the share."""
@@ -71,15 +95,37 @@ class Lifted(ShiftedCrowd):
         stranger_log, share = float(scalar(state, "stranger_log")), float(scalar(state, "share"))
         super().restore(state, experts=experts)
         self._stranger_log, self.share = stranger_log, share
+        self._count_strangers()
 
     def _apply_share(self) -> None:
         with np.errstate(divide="ignore"):
             self.log_weights = np.log([self.share, 1.0 - self.share])
 
     def _stranger_ratio(self) -> float:
-        """The second expert's ratio of all not met, before its scale."""
-        # once everybody is met, what rounding leaves of the strangers' mass must not count
+        """The second expert's ratio of all not met, before its scale; 0 once everybody is met."""
         return math.exp(self._stranger_log - self._shift) if self.strangers else 0.0
+
+    def _sum(self) -> float:
+        """What the second expert sums to, before its scale."""
+        in_block, own_mass = self._strangers
+        return float(self._nodes[-1, forest.SUM, 1] + self._stranger_ratio() * (in_block + own_mass))
+
+    def _count_strangers(self) -> None:
+        """Count them anew. Their mass is no difference of sums: beside a giant nothing would be left."""
+        roster = self.roster
+        self._unmet_own = SumTree(roster.own.values[: roster.own.size])
+        self._strangers = (roster.seats, self._unmet_own.total)
+        met = self._ids[: self.count]
+        self._strike(met[roster.present(met)])
+
+    def _strike(self, clients: IntArray) -> None:
+        """Count ``clients`` as strangers no more."""
+        in_block = len(clients)
+        if self._unmet_own.size:
+            own = clients[clients >= self.roster.block] - self.roster.block
+            self._unmet_own.set(own, np.zeros(len(own)))
+            in_block -= len(own)
+        self._strangers = (self._strangers[0] - in_block, self._unmet_own.total)
 
     def _write(self, slots: IntArray) -> None:
         lifted = np.zeros((len(slots), 2))
@@ -88,7 +134,7 @@ class Lifted(ShiftedCrowd):
         self.put(slots, lifted)
 
     def _vanishing(self) -> bool:
-        return bool(self.scales[1] > math.exp(FURTHEST_LOG))
+        return self._sum() < math.exp(-FURTHEST_LOG) * self.roster.total
 
     def _highest(self) -> float:
         return max(super()._highest(), self._stranger_log)

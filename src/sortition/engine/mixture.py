@@ -18,8 +18,11 @@ from sortition.engine.table import EMPTY, Places, put, slot_of
 Experts: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 """Of every expert the logarithm of its weight, its scale, and the ratio of its base."""
 
-MOST_TRIES = 10**6
-"""A draw from the base is given up after so many tries: the base then has hardly a millionth of the prior."""
+Strangers: TypeAlias = tuple[int, float]
+"""Those never met: how many of the block, the mass of the others. (0, 0) where nobody stands below them."""
+
+MOST_TRIES = 10**4
+"""So many draws from the prior may miss the strangers; then they are looked for one by one."""
 
 
 @njit(cache=True)
@@ -63,6 +66,48 @@ def _another(uniform: float) -> float:
 
 
 @njit(cache=True)
+def draw_stranger(
+    uniform: float, total_mass: float, prior: Masses, table: Places, strangers: Strangers, tries: int
+) -> int:
+    """One of those never met, by their prior masses: draws from the prior until it is one of them.
+
+    Where so many ``tries`` miss, block or no block is chosen by their masses: draws from the block miss only
+    those met, and where hardly anybody else is left of it, or beyond it, they are looked for one by one.
+    """
+    for _ in range(tries):
+        client = draw_prior(prior, uniform * total_mass)
+        if slot_of(table, client) == EMPTY:
+            return client
+        uniform = _another(uniform)
+    block, seats, _, _, values, _, _ = prior
+    in_block, own_mass = strangers
+    point = uniform * (in_block + own_mass)
+    if point < in_block:
+        rank = int(point)
+        for _ in range(tries):
+            uniform = _another(uniform)
+            client = draw_prior(prior, uniform * seats)
+            if slot_of(table, client) == EMPTY:
+                return client
+        for seat in range(seats):
+            client = draw_prior(prior, float(seat))
+            if slot_of(table, client) == EMPTY:
+                if rank == 0:
+                    break
+                rank -= 1
+        return client
+    point -= in_block
+    chosen = -1
+    for i in range(values.size):
+        if values[i] > 0.0 and slot_of(table, block + i) == EMPTY:
+            chosen = block + i
+            if point < values[i]:
+                break
+            point -= values[i]
+    return chosen
+
+
+@njit(cache=True)
 def draw(
     uniforms: FloatArray,
     total_mass: float,
@@ -71,20 +116,21 @@ def draw(
     ids: IntArray,
     trees: Trees,
     experts: Experts,
+    strangers: Strangers,
 ) -> tuple[IntArray, FloatArray]:
     r"""Independent draws from the mixture, two uniforms each, and their probabilities.
 
     Let :math:`b_e` be the least ratio of expert e: that of its base, unless somebody raised has less. With
     probability :math:`\sum_e \theta_e b_e` a draw comes from the prior; otherwise an expert is chosen by
     :math:`\theta_e (1 - b_e)`, and a client by what it has beyond :math:`b_e`: in the expert's tree, or, for
-    the base, from the prior until it is one of the base.
+    the base, among the strangers.
     """
     ratios, masses, nodes, _ = trees
     log_weights, scales, bases = experts
     weights = np.exp(log_weights)
     root = nodes[-1]
     least = np.minimum(bases, scales * root[forest.LEAST])
-    in_base = weights * (bases - least) * np.maximum(1.0 - root[forest.MASS] / total_mass, 0.0)
+    in_base = weights * (bases - least) * ((strangers[0] + strangers[1]) / total_mass)
     from_prior = np.sum(weights * least)
     draws = np.empty(uniforms.shape[0], dtype=np.int64)
     probabilities = np.empty(uniforms.shape[0])
@@ -101,13 +147,11 @@ def draw(
         if slot >= 0:
             client, mass = ids[slot], masses[slot]
         else:
-            uniform = uniforms[i, 1]
-            for _ in range(MOST_TRIES):
-                client = draw_prior(prior, uniform * total_mass)
+            if of_base:
+                client = draw_stranger(uniforms[i, 1], total_mass, prior, table, strangers, MOST_TRIES)
+            else:
+                client = draw_prior(prior, uniforms[i, 1] * total_mass)
                 slot = slot_of(table, client)
-                if not of_base or slot == EMPTY or ratios[slot, expert] <= 0.0:
-                    break
-                uniform = _another(uniform)
             mass = mass_of(prior, client)
         draws[i] = client
         probabilities[i] = mass / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
@@ -123,9 +167,10 @@ def draw_weighed(
     ids: IntArray,
     trees: Trees,
     experts: Experts,
+    strangers: Strangers,
 ) -> Weighed:
     """The same draws as a cohort: the distinct clients, their counts, probabilities and weights."""
-    draws, probabilities = draw(uniforms, total_mass, prior, table, ids, trees, experts)
+    draws, probabilities = draw(uniforms, total_mass, prior, table, ids, trees, experts, strangers)
     weighed: Weighed = tally(draws, probabilities)
     return weighed
 

@@ -133,6 +133,13 @@ class Roster:
             known &= self._gone.slots_of(clients) == EMPTY
         return known
 
+    def mass_beside(self, clients: IntArray) -> bool:
+        """Whether anybody but ``clients``, who are there, once each, has a mass."""
+        own = clients[clients >= self.block]
+        if len(clients) - len(own) < self.seats:
+            return True
+        return bool(np.count_nonzero(self.own.values) > np.count_nonzero(self.masses(own)))
+
     def heavy(self, threshold: float) -> IntArray:
         """Those with a mass of their own that is at least ``threshold`` > 0."""
         return self.own.at_least(threshold) + self.block

@@ -55,10 +55,12 @@ class ShiftedCrowd(Crowd):
         if missing > 0:
             self._logs = np.concatenate((self._logs, np.full(missing, -np.inf)))
         self._logs[slots] = logs
-        if self._highest_of(logs) - self._shift > FURTHEST_LOG or self._vanishing():
+        if self._highest_of(logs) - self._shift > FURTHEST_LOG:
             self._reshift()
         else:
             self._write(slots)
+            if self._vanishing():  # now, or what was lost would be so for a round
+                self._reshift()
         self.settle()
 
     def remove(self, clients: IntArray) -> None:

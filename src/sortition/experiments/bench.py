@@ -19,7 +19,9 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import draw_with_replacement
+from sortition.core.errors import ConfigurationError
 from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
+from sortition.core.rates import meta_rate
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.variance import log_feedback
 from sortition.samplers.adaptive import AdaptiveOSMDSampler
@@ -30,7 +32,9 @@ REGIMES: tuple[str, ...] = ("fresh", "adapted")
 HORIZON = 1000
 """num_rounds of the sampler: it makes eight experts."""
 RATE_SCALES = (1.0, 30.0, 300.0, 3e3, 3e4, 3e5)
-"""Tried in this order in the adapted regime, until at least half of the mass is on the clients met."""
+"""Tried in this order in the adapted regime, until ``MOVED`` is reached."""
+MOVED = 0.5
+"""In the adapted regime at least so much of the distribution is not the prior any more."""
 ALL_MET_UP_TO = 10**6
 CHOICE_UP_TO = 10**7
 DENSE_UP_TO = 10**5
@@ -55,7 +59,7 @@ class Measurement:
     choice_median: float
     """numpy's ``Generator.choice(M, K, p=p)``: a draw alone, nothing learnt."""
     dense_median: float
-    """Draw and observe of the dense specification."""
+    """Draw and observe of the dense specification, in its first rounds, where nothing has been learnt."""
     clients_met: int
     share_of_met: float
     """The probability of all clients met so far together."""
@@ -89,13 +93,10 @@ def measure_each(
 def measure(num_clients: int, cohort_size: int, rounds: int, regime: Regime) -> Measurement:
     """Time ``rounds`` rounds, with the kernels compiled before and, if wanted, the distribution adapted."""
     _compile(cohort_size)
-    sampler = _sampler(num_clients, cohort_size, rate_scale=1.0)
     if regime == "adapted":
-        for rate_scale in RATE_SCALES:
-            sampler = _sampler(num_clients, cohort_size, rate_scale)
-            _adapt(sampler, rounds)
-            if sampler.share_of_met >= 0.5:
-                break
+        sampler = _adapted(num_clients, cohort_size, rounds)
+    else:
+        sampler = _sampler(num_clients, cohort_size, rate_scale=1.0)
     draws, observations = np.empty(rounds), np.empty(rounds)
     for i in range(rounds):
         draws[i], observations[i] = _one_round(sampler)
@@ -172,6 +173,21 @@ def _compile(cohort_size: int) -> None:
         _one_round(sampler, spike=spike)
 
 
+def _adapted(num_clients: int, cohort_size: int, rounds: int) -> AdaptiveOSMDSampler:
+    """A sampler that has left the prior, at the lowest rates that get it there."""
+    moved = 0.0
+    for rate_scale in RATE_SCALES:
+        sampler = _sampler(num_clients, cohort_size, rate_scale)
+        _adapt(sampler, rounds)
+        if sampler.share_adapted >= MOVED:
+            return sampler
+        moved = max(moved, sampler.share_adapted)
+    raise ConfigurationError(
+        f"rounds must be enough to move {MOVED} of the distribution of {num_clients} clients away from the "
+        f"prior, got {rounds}, which move {moved:.2g}"
+    )
+
+
 def _adapt(sampler: AdaptiveOSMDSampler, rounds: int) -> None:
     """Meet everybody where that is possible, and learn until the distribution has left the prior.
 
@@ -201,8 +217,10 @@ def _time_choice(sampler: AdaptiveOSMDSampler) -> float:
 
 
 def _time_dense(sampler: AdaptiveOSMDSampler) -> float:
-    """The same round by ``core.experts``: every entry of every expert."""
+    """The first rounds of the same setting by ``core.experts``: every entry of every expert."""
     experts, size = len(sampler.expert_weights), sampler.cohort_size
+    setting = (sampler.num_clients, size, HORIZON, EXPLORATION)
+    log_meta_rate = np.log(meta_rate(*setting, feedback_bound=1.0 / sampler.num_clients**2))
     prior = np.full(sampler.num_clients, 1.0 / sampler.num_clients)
     log_rates = np.log(sampler.expert_rates)  # type: ignore[arg-type]  # known: there was feedback
     probabilities, log_weights = np.tile(prior, (experts, 1)), np.full(experts, -np.log(experts))
@@ -220,6 +238,6 @@ def _time_dense(sampler: AdaptiveOSMDSampler) -> float:
                 for expert, rate in zip(probabilities, log_rates, strict=True)
             ]
         )
-        log_weights = reweigh_experts(log_weights, -20.0, losses)
+        log_weights = reweigh_experts(log_weights, log_meta_rate, losses)
         times.append(time.perf_counter() - start)
     return float(np.median(times))

@@ -103,6 +103,7 @@ class BaseSampler(Saved):
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Learn from a cohort that somebody else drew: its weights say how."""
+        self._begun = True
         self._learn(cohort, log_feedback)
 
     @property

@@ -14,7 +14,7 @@ def default_sampler(
 ) -> EmpiricalBayesSampler:
     """The best sampler that we know of, with nothing to tune: ``EmpiricalBayesSampler``.
 
-    ``options`` are those of every sampler: ``design`` and ``seed``.
+    ``options`` are those of every sampler: ``design``, ``seed``, ``guard`` and ``privacy``.
 
     >>> default_sampler(100, 5).draw().cohort_size
     5

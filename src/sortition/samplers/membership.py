@@ -64,16 +64,18 @@ class Members(ABC):
         Prior masses and ``client_weights`` are in the units of those that the sampler was built with, which
         summed to one; a newcomer has an average founder's of both, 1/M, unless it is given. The newcomers
         start like clients that were never drawn; for the others see ``remove_clients``.
+
+        Unlike founders, newcomers take memory: each has masses of its own, some 50 bytes.
         """
-        average = 1.0 / self._founders
+        average, room = 1.0 / self._founders, MOST_CLIENTS - self._roster.ids
         if isinstance(clients, (int, np.integer)):
-            newcomers = whole_number("clients", clients, least=1, most=MOST_CLIENTS - self._roster.ids)
-            masses = np.full(newcomers, average)
+            masses = np.full(whole_number("clients", clients, least=1, most=room), average)
         else:
             masses = masses_of("clients", clients)
-        weights = np.full(len(masses), average)
+            whole_number("the number of clients", len(masses), least=1, most=room)
+        weights, given = np.full(len(masses), average), None
         if client_weights is not None:
-            weights = masses_of("client_weights", client_weights)
+            weights = given = masses_of("client_weights", client_weights)
             if len(weights) != len(masses):
                 raise ConfigurationError(
                     f"client_weights must have one entry for each of the {len(masses)} newcomers, "
@@ -81,7 +83,7 @@ class Members(ABC):
                 )
         before, shown = self._weights.total, self._shown()
         self._weights.add(self._weights.unit * weights)
-        ids = self._admit(masses, weights)
+        ids = self._admit(masses, given)
         if self._defences.guarded:
             scale = shown.scale if isinstance(shown, Capped) else 1.0
             added = scale * (1.0 / mass_without(self._distribution, ids) - 1.0)  # to what was one before
@@ -119,12 +121,11 @@ class Members(ABC):
                 f"clients must leave at least {least} others behind, got {len(leaving)} of {self.num_clients}"
             )
         for what, roster in (("weight", self._weights), ("prior mass", self._roster)):
-            mass = float(roster.masses(leaving).sum())
-            if roster.total - mass <= 1e-12 * roster.total and not roster.masses(None).sum() > mass:
+            if not roster.mass_beside(leaving):
                 raise ConfigurationError(f"clients must leave some {what} behind, got all of it")
 
-    def _admit(self, masses: FloatArray, client_weights: FloatArray) -> IntArray:
-        """Let newcomers into the distribution and give their ids."""
+    def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
+        """Let newcomers into the distribution and give their ids; ``client_weights`` as they were given."""
         return self._distribution.add(self._roster.unit * masses)
 
     def _membership_changed(self, weight_factor: float) -> None:  # noqa: B027 - most need not know

@@ -29,6 +29,7 @@ class Saved(Members):
     _open: dict[int, int]  # round -> ticket, of the cohorts that await feedback
     _latest: Cohort | None
     _identity: int | None
+    _begun: bool = False
 
     def _config(self) -> Config:
         """The settings that a state belongs to, beyond those of every sampler."""
@@ -39,7 +40,14 @@ class Saved(Members):
         return {}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``_state`` gave; on a StateError nothing has changed."""
+        """Take back what ``_state`` gave. Where it raises, it is called again, with what was there before."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has happened: no draw, nothing learnt or loaded, nobody joined or left."""
+        rosters = (self._roster, self._weights)
+        same = all(roster.ids == self._founders and not roster.anybody_left for roster in rosters)
+        return same and not self._begun and self._round_index == 0
 
     def setting(self) -> Config:
         """What samplers that learn from the same cohorts must agree in."""
@@ -67,7 +75,7 @@ class Saved(Members):
         """Continue from a state: the run then equals the unbroken one to the bit.
 
         The sampler must have been built with the settings of the one that was saved; the seed comes from
-        the state.
+        the state. On a StateError nothing has changed.
         """
         if not isinstance(state, Mapping):
             raise StateError(f"state must be a mapping, as state_dict gives it, got {type(state).__name__}")
@@ -88,16 +96,17 @@ class Saved(Members):
         weights = self._weights.restored(state, "weights.")
         defences = self._defences.restored(state)
         roster = self._roster.restored(state, "")
-        before = copy(self._roster)
+        before, learnt = copy(self._roster), self._state()
         self._roster.become(roster)
         try:
             self._restore(state)
-        except StateError:
+        except Exception:
             self._roster.become(before)
+            self._restore(learnt)
             raise
         self._weights, self._defences = weights, defences
         self._generator, self._identity, self._latest = RoundGenerator(seed), None, None
-        self._round_index = round_index
+        self._round_index, self._begun = round_index, True
         self._open = dict(zip(rounds.tolist(), tickets.tolist(), strict=True))
 
     # Details -----------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def find_contestant(name: str) -> Contestant:
         sys.path.insert(0, os.getcwd())
     try:
         found: Contestant = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: :x and .a:b
         raise ConfigurationError(f"samplers: {name!r} can't be found: {error}") from error
     return found
 
