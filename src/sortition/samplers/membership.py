@@ -98,7 +98,7 @@ class Members(ABC):
         who left is drawn. So nobody's probability falls, and no weight rises. MABS, VRB, K-Vib, Avare and
         empirical Bayes are formulas of all clients, a least share for each included; the formula applies
         again, to those who are left, with the next feedback.
-        (Where a guard's ``largest_probability`` or ``outliers_share`` is reached, it goes before proportions.)
+        Where a guard's ``largest_probability`` or ``outliers_share`` is reached, it goes before proportions.
         """
         leaving = self._present_ids("clients", clients)
         if not len(leaving):
