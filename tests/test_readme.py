@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from sortition import UniformSampler
 from sortition.experiments.reproduce import FIGURES
 from sortition.experiments.reproduce.published import PUBLISHED, TOLERANCE
 
 README = Path(__file__).parent.parent / "README.md"
+SERVER = README.parent / "docs" / "server.md"
 REPRODUCTION = README.parent / "docs" / "reproduction.md"
 
 
@@ -34,6 +36,31 @@ def test_the_library_example_runs_and_learns() -> None:
     assert p.min() > 0.0
     assert p.sum() == pytest.approx(1.0, abs=1e-9)
     assert p[90:].mean() > 2.0 * p[:10].mean()  # clients with more to say are drawn more often
+
+
+def test_the_server_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And prints what the page says."""
+    text = SERVER.read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, str(SERVER), "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 2
+    for line in printed:
+        assert f"    {line}\n" in text
+
+
+def test_lambda_of_those_online_makes_weights_of_mean_one() -> None:
+    """As docs/server.md says: for uniform draws they sum to one in every round."""
+    sampler = UniformSampler(num_clients=10, cohort_size=3)
+    sampler.add_clients(2)
+    online = [0, 3, 5, 7, 11]
+    for _ in range(20):
+        cohort = sampler.draw(available=online)
+        shares = sampler.client_weights(cohort.clients) / sampler.client_weights(online).sum()
+        assert shares @ cohort.weights == pytest.approx(1.0, rel=1e-12)
 
 
 def test_what_it_links_to_exists() -> None:
