@@ -1,6 +1,6 @@
 """A small CNN on Fashion-MNIST over 200 clients, with Adaptive-OSMD and uniform sampling (extra torch).
 
-    pip install 'sortition[torch]'
+    pip install '.[torch]'    # at the top of the clone; `make setup` has done it in .venv
     python examples/fashion_cnn.py [--data DIR] [--rounds 200]
 
 The images are looked for in DIR, then where Debian's dataset-fashion-mnist puts them, and else downloaded.

@@ -23,3 +23,15 @@ def test_small_cnn_on_fashion_mnist():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "AdaptiveOSMDSampler: loss" in done.stdout
+
+
+def test_flower_digits_refuses_a_sampling_that_is_none(monkeypatch):
+    pytest.importorskip("flwr", reason="the extra flower is not installed")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    monkeypatch.syspath_prepend(ROOT / "examples" / "flower-digits")
+    from flower_digits.server_app import SAMPLINGS, check_samplings
+
+    check_samplings(list(SAMPLINGS))
+    for wrong in (["adaptive", "bogus"], []):
+        with pytest.raises(ValueError, match="samplings must be some of flower, uniform, adaptive, got"):
+            check_samplings(wrong)

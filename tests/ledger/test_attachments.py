@@ -19,6 +19,7 @@ from tests.ledger.helpers import crash, make, norms_of
 def test_attachments(path: Path) -> None:
     with open_run(path, make) as run:
         for round_index in range(4):
+            run.draw()
             run.attach(round_index, "model", {"w": np.full((2, 3), round_index, dtype=np.float32), "n": 7})
         run.attach(1, "inner", {"text": "ü", "flag": True, "nothing": None, "x": float("nan")})
         assert run.attachment(1, "model") is None  # the newest two are kept
@@ -78,6 +79,8 @@ def test_the_model_of_the_last_feedback_stays(path: Path) -> None:
 def test_a_clock_that_goes_back_does_not_matter(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10**18, 10**17, 10**16, 10**15])
     with open_run(path, make) as run:
+        for _ in range(8):
+            run.draw()
         monkeypatch.setattr(time, "time_ns", lambda: next(clock))
         for round_index in (7, 3, 5, 1):
             run.attach(round_index, "model", {"w": round_index})
@@ -92,6 +95,8 @@ def test_a_clock_that_goes_back_does_not_matter(path: Path, monkeypatch: pytest.
         (lambda run: run.attachment("x", "model"), "round_index must be a whole number .*got 'x'"),
         (lambda run: run.attachment(0, 3), "name must be letters.*got 3"),
         (lambda run: run.attach(0, 3, {}), "name must be letters.*got 3"),
+        (lambda run: run.attach("x", "model", {}), "round_index must be a whole number .*got 'x'"),
+        (lambda run: run.attach(55, "model", {}), "drawn, or the next one, 0, got 55"),
         (lambda run: run.attach(0, "model", 3), "arrays must be a mapping.*got 3"),
         (lambda run: run.attach(0, "model", {"w": [1]}), "w must be an array.*got list"),
     ],
@@ -101,6 +106,16 @@ def test_arguments_that_make_no_sense(path: Path, call: Any, message: str) -> No
         with pytest.raises(ConfigurationError, match=message):
             call(run)
         assert [file.name for file in path.with_name("run.db.d").iterdir()] == ["lock"]
+
+
+def test_the_next_round_can_be_attached_to_before_it_is_drawn(path: Path) -> None:
+    """As the Flower strategy does with newcomers."""
+    with open_run(path, make) as run:
+        run.draw()
+        run.attach(run.round_index, "clients", {"n": 1})
+        assert run.attachment(1, "clients") == {"n": 1}
+        with pytest.raises(ConfigurationError, match="the next one, 1, got 2"):
+            run.attach(2, "clients", {"n": 1})
 
 
 def test_what_a_killed_writer_had_not_finished_is_removed(

@@ -171,6 +171,48 @@ def test_what_the_sampler_refuses_is_not_recorded(path: Path) -> None:
     assert verify_run(path).rows == 3
 
 
+def test_what_the_sampler_says_of_hostile_clients_is_passed_on(path: Path) -> None:
+    def guarded() -> AvareSampler:
+        return AvareSampler(
+            num_clients=4, cohort_size=2, client_weights=[0.1, 0.2, 0.3, 0.4], guard=Guard(), seed=1
+        )
+
+    def liar(sampler: Any) -> Any:
+        for _ in range(40):
+            cohort = sampler.draw()
+            sampler.observe(cohort, np.where(cohort.clients == 2, 1e6, 1.0))
+        return sampler
+
+    plain = liar(guarded())
+    with open_run(path, guarded) as run:
+        liar(run)
+        assert run.suspects() == plain.suspects() != []
+        assert run.norm_bound == plain.norm_bound < np.inf
+        assert run.client_weights().tolist() == plain.client_weights().tolist()
+        assert run.client_weights([3, 0]).tolist() == plain.client_weights([3, 0]).tolist()
+        with pytest.raises(ConfigurationError, match="privacy"):
+            run.privacy_spent()
+
+    def private() -> AvareSampler:
+        return AvareSampler(
+            num_clients=4, cohort_size=2, privacy=NormPrivacy(norm_bound=1.0, noise_multiplier=2.0)
+        )
+
+    with open_run(path.with_name("private.db"), private) as run:
+        play(run, 3)
+        assert run.privacy_spent(1e-6) == run.sampler.privacy_spent(1e-6)
+
+
+def test_a_method_that_the_sampler_lacks(path: Path) -> None:
+    with open_run(path, lambda: UniformSampler(num_clients=4, cohort_size=2)) as run:
+        with pytest.raises(
+            ConfigurationError, match=r"calibrate must be .*AdaptiveOSMDSampler.*VRBSampler.*UniformSampler"
+        ):
+            run.calibrate([1.0, 1.0, 1.0, 1.0])
+        play(run, 1)
+    assert verify_run(path).rows == 3
+
+
 def test_membership_and_availability_are_recorded(path: Path) -> None:
     def story(sampler: Any) -> None:
         sampler.calibrate(np.linspace(1.0, 3.0, 10), np.arange(10))

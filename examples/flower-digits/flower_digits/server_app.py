@@ -12,6 +12,8 @@ from sortition.integrations.flower import AdaptiveSampling
 
 app = ServerApp()
 
+SAMPLINGS = ("flower", "uniform", "adaptive")
+
 
 class TargetReached(Exception):  # noqa: N818 - it is none
     """The target is reached: no more rounds are needed."""
@@ -29,12 +31,20 @@ def make_strategy(sampling: str, cohort_size: int, seed: int) -> Strategy:
     return AdaptiveSampling(inner, cohort_size=cohort_size, seed=seed)
 
 
+def check_samplings(samplings: list[str]) -> None:
+    """Refuse what is none, before anything runs."""
+    unknown = [sampling for sampling in samplings if sampling not in SAMPLINGS]
+    if unknown or not samplings:
+        raise ValueError(f"samplings must be some of {', '.join(SAMPLINGS)}, got {' '.join(samplings)!r}")
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run every sampling on every federation, and print the rounds to the target."""
     settings = context.run_config
     samplings, target = str(settings["samplings"]).split(), float(settings["target-loss"])
     most = int(settings["most-rounds"])
+    check_samplings(samplings)
     rows = []
     for seed in range(int(settings["seeds"])):
         rounds = {}

@@ -19,6 +19,8 @@
 - ``draw()`` hands out the open cohorts that this process has not had yet, oldest first, and then draws;
 - ``observe()`` takes the same feedback again without a word, and refuses another for the same round;
 - ``add_clients``, ``remove_clients``, ``calibrate``: those of the sampler, recorded;
+- ``client_weights``, ``norm_bound``, ``suspects``, ``privacy_spent``: those of the sampler, to look at; the
+  rest of it is at ``sampler``;
 - ``attach(round_index, name, arrays)`` and ``attachment(round_index, name)``: plain arrays, numbers and
   strings beside a round, such as the model. The newest two of a name are kept. Attach before ``observe``;
   whoever resumes takes the attachment of ``last_observed``, the newest round that had feedback;

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.errors import CohortError, LedgerError, SortitionError, StateError
+from sortition.core.errors import CohortError, ConfigurationError, LedgerError, SortitionError, StateError
 from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import whole_number
 from sortition.ledger.attachments import Attachments
 from sortition.ledger.codec import cohort_of, cohort_values, drawn_values, same_cohort, same_norms
 from sortition.ledger.encoding import Plain
@@ -22,9 +23,10 @@ from sortition.ledger.files import SealedFiles
 from sortition.ledger.lock import WriterLock
 from sortition.ledger.replay import SNAPSHOT, MakeSampler, Replayed, rebuild, snapshot_values
 from sortition.ledger.store import Store
+from sortition.ledger.view import SamplerView, method_of
 
 
-class RecordedSampler:
+class RecordedSampler(SamplerView):
     """The sampler of a run, and its record. ``open_run`` makes it.
 
     A call first changes the sampler in memory and then commits the row. Where anything goes wrong between the
@@ -51,17 +53,7 @@ class RecordedSampler:
         self._snapshot_at, self._snapshot_round = -1, 0
         self._current()
 
-    # The protocol ------------------------------------------------------------------------------------
-
-    @property
-    def num_clients(self) -> int:
-        """M, the clients that can be drawn."""
-        return int(self.sampler.num_clients)
-
-    @property
-    def cohort_size(self) -> int:
-        """K, the draws of a round."""
-        return int(self.sampler.cohort_size)
+    # The protocol, beside what SamplerView has --------------------------------------------------------
 
     @property
     def round_index(self) -> int:
@@ -109,16 +101,6 @@ class RecordedSampler:
             self._handed_out.discard(cohort.round_index)
             self._snapshot_if_due(standing)
 
-    def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
-        """The probabilities of the next new draw: all of them, or those of ``clients``."""
-        found: FloatArray = self.sampler.probabilities(clients)
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sampler's state."""
-        state: dict[str, Any] = self.sampler.state_dict()
-        return state
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin this run where another one stood; to be called before the first draw."""
         with self._changing() as standing:
@@ -137,7 +119,8 @@ class RecordedSampler:
         """Let clients join, as the sampler's ``add_clients`` does, and commit it."""
         with self._changing() as standing:
             with self._refusable(standing):
-                newcomers: IntArray = standing.sampler.add_clients(clients, client_weights=client_weights)
+                add_clients = method_of(standing.sampler, "add_clients")
+                newcomers: IntArray = add_clients(clients, client_weights=client_weights)
             joined = int(np.asarray(clients)) if np.ndim(clients) == 0 else np.asarray(clients, dtype=float)
             weights = None if client_weights is None else np.asarray(client_weights, dtype=float)
             self._commit("joined", -1, {"clients": joined, "client_weights": weights, "ids": newcomers})
@@ -147,14 +130,14 @@ class RecordedSampler:
         """Let clients leave, as the sampler's ``remove_clients`` does, and commit it."""
         with self._changing() as standing:
             with self._refusable(standing):
-                standing.sampler.remove_clients(clients)
+                method_of(standing.sampler, "remove_clients")(clients)
             self._commit("left", -1, {"clients": np.asarray(clients, dtype=np.int64)})
 
     def calibrate(self, norms: ArrayLike, clients: ArrayLike | None = None) -> None:
         """Set the feedback bound, as the sampler's ``calibrate`` does, and commit it."""
         with self._changing() as standing:
             with self._refusable(standing):
-                standing.sampler.calibrate(norms, clients)
+                method_of(standing.sampler, "calibrate")(norms, clients)
             asked = None if clients is None else np.asarray(clients, dtype=np.int64)
             self._commit("calibrated", -1, {"norms": _floats(norms), "clients": asked})
 
@@ -175,12 +158,18 @@ class RecordedSampler:
         return self._current().last_observed
 
     def attach(self, round_index: int, name: str, arrays: Plain) -> None:
-        """Keep plain arrays, numbers and strings beside a round, durably.
+        """Keep plain arrays, numbers and strings beside a round that was drawn, or the next one, durably.
 
         The last two that were attached under a name stay, and that of ``last_observed``.
         """
         with self._mutex:
-            self._attachments.write(round_index, name, arrays, needed=self._current().last_observed)
+            standing = self._current()
+            if whole_number("round_index", round_index, least=0) > standing.round_index:
+                raise ConfigurationError(
+                    f"round_index must be a round that was drawn, or the next one, {standing.round_index}, "
+                    f"got {round_index}"
+                )
+            self._attachments.write(round_index, name, arrays, needed=standing.last_observed)
 
     def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
         """What was attached to that round under that name; None if nothing was, or it is there no more."""
