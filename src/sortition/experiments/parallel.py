@@ -61,6 +61,7 @@ def run_tasks(
         try:
             with _spawning():
                 futures = [pool.submit(_call, index, task) for index, task in enumerate(tasks)]
+                pool.submit(_nothing)  # the pool watches only the workers that it knew when last given work
             pending: set[Future[Result]] = set(futures)
             while pending:
                 finished, pending = wait(pending, POLL_SECONDS, return_when=FIRST_EXCEPTION)
@@ -122,6 +123,10 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _nothing() -> None:
+    """A task that is none."""
 
 
 def _call(index: int, task: Callable[[Tick], Result]) -> Result:
