@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -68,8 +69,34 @@ class TestResults:
         assert [row["name"] for row in stored["rows"]] == ["uniform", "optimal"]
         assert len(stored["rows"][0]["losses"]) == stored["num_rounds"] == 10
 
+    def test_who_draws_independently_is_said(self):
+        result = invoke("compare", *TINY, "--samplers", "k-vib")
+        assert "one run each; independent draws for k-vib\n" in result.stdout
+        assert "independent" not in invoke("compare", *TINY, "--samplers", "avare").stdout
+
+    def test_one_run_has_no_spread(self):
+        assert " ± - " in invoke("compare", *TINY, "--samplers", "avare").stdout
+        assert " ± 0.0" in invoke("compare", *TINY, "--repeats", "2", "--samplers", "avare").stdout
+
 
 class TestErrors:
+    @pytest.mark.parametrize(
+        "command",
+        [["compare", *TINY, "--samplers", "uniform"], ["bench", "--clients", "1e3", "--rounds", "2"]],
+    )
+    def test_a_full_disk_is_one_line_after_the_results(self, command):
+        result = invoke(*command, "--json", "/dev/full")
+        assert (result.exit_code, result.stderr) == (2, "sortition: /dev/full: No space left on device\n")
+        assert "drawn a round" in result.stdout
+
+    def test_a_reader_who_leaves_is_no_error_of_ours(self, monkeypatch):
+        def left(*arguments, **settings):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+        monkeypatch.setattr(commands.compare, "compare", left)
+        result = invoke("compare", *TINY)
+        assert (result.exit_code, result.stderr) == (1, "")
+
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
@@ -88,6 +115,8 @@ class TestErrors:
             (["--step-size", "big"], ["--step-size", "a number", "'big'"]),
             (["--step-size", "0"], ["step_size", "positive", "0.0"]),
             (["--json", "/no/such/place/file.json"], ["--json", "directory", "/no/such/place/file.json"]),
+            (["--json", "/proc/x.json"], ["--json", "directory", "/proc/x.json"]),
+            (["--report", "/proc/x.html"], ["--report", "directory", "/proc/x.html"]),
             (["--colour", "red"], ["--colour"]),
         ],
     )

@@ -45,6 +45,33 @@ def test_a_heat_map_that_cannot_be_drawn_names_the_extra(tmp_path, monkeypatch):
     assert (tmp_path / "arena.json").exists()
 
 
+@pytest.mark.parametrize("environment", ["clients-20", "digits-100"])
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_factory_that_raises_is_one_line(tmp_path, monkeypatch, jobs, environment):
+    (tmp_path / "raising_factory.py").write_text("def f(trial):\n    return trial.rounds\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["--samplers", "raising_factory:f", "--environments", environment, "--jobs", jobs]
+    mode = "replay" if environment == "clients-20" else "closed"
+    result = invoke(*QUICK, *arguments, "--mode", mode)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("sortition: samplers: 'raising_factory:f' raised AttributeError: ")
+    assert result.stderr.endswith(f" in environment {environment}\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_factory_of_something_else_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "empty_factory.py").write_text("def f(trial):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = invoke(*QUICK, "--samplers", "empty_factory:f")
+    assert result.exit_code == 2
+    assert result.stderr == "sortition: samplers: 'empty_factory:f' must make a Sampler, got NoneType\n"
+
+
+def test_help_names_the_extra():
+    assert "'reports'" in invoke("arena", "--help").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -57,6 +84,8 @@ def test_a_heat_map_that_cannot_be_drawn_names_the_extra(tmp_path, monkeypatch):
         (["--split", "test"], ["--split", "'test'", "tune", "report"]),
         (["--measure", "speed"], ["--measure", "'speed'", "ratio"]),
         (["--mode", "closed"], ["environments", "none"]),
+        (["--out", "/proc/x"], ["--out", "'/proc/x'"]),
+        (["--out", "/proc"], ["--out", "'/proc'"]),
     ],
 )
 def test_errors_are_one_line_and_status_2(arguments, said):

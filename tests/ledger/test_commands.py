@@ -65,6 +65,7 @@ def test_show(run: Path) -> None:
         "AdaptiveOSMDSampler",
         "8, 1 of them await feedback",
         "coverage",
+        "requests to a client",
         "most drawn",
         "last norms",
     ):
@@ -136,7 +137,7 @@ class Strange:
 def test_verify(run: Path) -> None:
     found = sortition("runs", "verify", run)
     assert found.exit_code == 0
-    assert "8 rounds" in found.output
+    assert "8 rounds, 1 snapshot, 0 attachments:" in found.output
     assert "drawn again" in found.output
     data = bytearray(run.read_bytes())
     place = data.rindex(b"probabilities") + 100
@@ -185,6 +186,8 @@ def test_report(run: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "AdaptiveOSMDSampler, 8 rounds" in page
     assert "<script src=" not in page  # it opens offline
+    assert f">1: {CLIENTS}<" in page  # who joined
+    assert f"Report: {tmp_path / 'page.html'}" in found.output
 
 
 @pytest.mark.parametrize("command", [("runs", "show"), ("runs", "verify"), ("report",)])

@@ -62,6 +62,17 @@ def test_compare_writes_a_page(tmp_path):
     text = page.read_text()
     assert text.count('class="chart"') == 2
     assert "avare" in text
+    specs = re.search(r"const specs = (.*);\n", text)
+    assert specs is not None
+    loss = json.loads(specs[1])[0]
+    assert loss["layer"][0]["encoding"]["y"]["scale"]["type"] == "log"
+    assert loss["layer"][-1]["mark"]["type"] == "rule"  # the target
+
+
+def test_a_logarithmic_axis_leaves_out_what_is_not_positive():
+    spec = line_chart({"a": ([1, 2, 3], [0.0, 1e-7, 1e6])}, "x", "y", log=True)
+    assert [value["y"] for value in spec["data"]["values"]] == [1e-7, 1e6]
+    assert picture_svg(line_chart({"a": ([1], [0.0])}, "x", "y", log=True)).startswith(b"<svg")
 
 
 def test_compare_refuses_a_page_that_can_not_be_written(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +32,11 @@ class OneLineErrors(TyperGroup):
             return super().invoke(ctx)
         except SortitionError as error:
             return _fail("; ".join([str(error), *getattr(error, "__notes__", ())]), 2)
+        except OSError as error:  # a disk that is full, a place that can't be written to
+            if error.errno == errno.EPIPE:  # nobody reads on: typer ends quietly
+                raise
+            named = [str(error.filename)] if error.filename is not None else []
+            return _fail(": ".join([*named, error.strerror or str(error)]), 2)
         except KeyboardInterrupt:
             return _fail("interrupted", 130)
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from sortition.cli.app import app
-from sortition.cli.options import one_of, whole_number
+from sortition.cli.options import one_of, whole_number, writable_directory, write_text
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.arena import (
     SPLITS,
@@ -78,15 +78,16 @@ def arena_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", file_okay=False, help="Write arena.json and heat maps here (they need [reports])."
+            callback=writable_directory,
+            metavar="DIR",
+            file_okay=False,
+            help="Write arena.json and heat maps here (these need the extra 'reports').",
         ),
     ] = None,
 ) -> None:
     """Run every sampler in every environment, and print how far from the optimum each one is."""
     contestants = {name: find_contestant(name) for name in samplers.split(",")}
     chosen = environments_of(cast(Split, split), None if environments is None else environments.split(","))
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
     arenas: dict[str, Arena] = {}
     for name, fight in (("replay", run_replay), ("closed", run_closed_loop)):
         if mode not in (name, "both"):
@@ -104,9 +105,10 @@ def arena_command(
             )
         _print(arenas[name], measure)
     if out is not None:
-        (out / "arena.json").write_text(arena_json(arenas), encoding="utf-8")
+        write_text(out / "arena.json", arena_json(arenas))
         for name, arena in arenas.items():
             _draw(arena, measure, out / f"arena-{name}")
+        typer.echo(f"Results: {out.resolve()}")
 
 
 def _print(arena: Arena, measure: str) -> None:

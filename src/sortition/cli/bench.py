@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sortition.cli.app import app
-from sortition.cli.options import one_of, whole_number, writable_file
+from sortition.cli.options import one_of, whole_number, writable_file, write_text
 from sortition.experiments.bench import REGIMES, Measurement, Regime, measure_each
 
 MOST_CLIENTS = 1e15
@@ -90,16 +90,17 @@ def bench_command(
             status.update(f"measured {measurement.num_clients:.0e} clients, {regime}")
 
         results = measure_each(sizes, cohort, rounds, cast(Regime, regime), on_measured)
-    if json is not None:
-        rows = [{**asdict(result), "round_median": result.round_median} for result in results]
-        finite = [{name: None if value != value else value for name, value in row.items()} for row in rows]
-        json.write_text(json_module.dumps(finite, indent=1) + "\n", encoding="utf-8")
     console = Console(highlight=False)
     console.print(
         f"{cohort} clients drawn a round, {results[0].num_experts} experts, {rounds} rounds, {regime}"
     )
     console.print(_table(results))
     console.print(HOW_TO_READ, soft_wrap=True)
+    if json is not None:
+        rows = [{**asdict(result), "round_median": result.round_median} for result in results]
+        finite = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+        write_text(json, json_module.dumps(finite, indent=1) + "\n")
+        typer.echo(f"Results: {json.resolve()}")
 
 
 def _table(results: list[Measurement]) -> Table:

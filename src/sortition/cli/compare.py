@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sortition.algorithms import FedSGD
 from sortition.cli.app import app
-from sortition.cli.options import known_samplers, number, one_of, whole_number, writable_file
+from sortition.cli.options import known_samplers, number, one_of, whole_number, writable_file, write_text
 from sortition.cli.progress import RoundsProgress
 from sortition.core.designs import DESIGNS, Design
 from sortition.experiments import BASELINE, CONTESTANTS, Comparison, compare
@@ -98,10 +98,11 @@ def compare_command(
         )
     _print(comparison, clients)
     if json is not None:
-        json.write_text(comparison_json(comparison), encoding="utf-8")
+        write_text(json, comparison_json(comparison))
+        typer.echo(f"Results: {json.resolve()}")
     if report is not None:
         title = f"Samplers compared: handwritten digits over {clients} clients"
-        report.write_text(comparison_page(comparison, title, _what(comparison, clients)), encoding="utf-8")
+        write_text(report, comparison_page(comparison, title, _what(comparison, clients)))
         typer.echo(f"Report: {report.resolve()}")
 
 
@@ -114,7 +115,10 @@ def _print(comparison: Comparison, clients: int) -> None:
 
 def _what(comparison: Comparison, clients: int) -> str:
     repeats = "one run each" if comparison.repeats == 1 else f"mean of {comparison.repeats} repeats"
+    others = [row.name for row in comparison.rows if row.name in INDEPENDENT_ONLY]
+    differs = others and comparison.design != "independent"
+    but = f"; independent draws for {', '.join(others)}" if differs else ""
     return (
         f"Handwritten digits over {clients} clients, {comparison.cohort_size} drawn a round "
-        f"({comparison.design.replace('_', ' ')}),\n{comparison.num_rounds} rounds, {repeats}"
+        f"({comparison.design.replace('_', ' ')}),\n{comparison.num_rounds} rounds, {repeats}{but}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -51,6 +51,37 @@ def one_of(names: Collection[str]) -> Callable[[str], str]:
 
 def writable_file(path: Path | None) -> Path | None:
     """Check that a file can be written where it is to be."""
-    if path is not None and not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+    if path is not None and not can_be_written_to(path.absolute().parent):
         raise typer.BadParameter(f"expected a file in a directory that can be written to, got {str(path)!r}.")
     return path
+
+
+def writable_directory(path: Path | None) -> Path | None:
+    """Make a directory, and check that files can be written there."""
+    if path is None:
+        return None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        made = True
+    except OSError:
+        made = False
+    if not made or not can_be_written_to(path):
+        raise typer.BadParameter(f"expected a directory that can be written to, got {str(path)!r}.")
+    return path
+
+
+def can_be_written_to(directory: Path) -> bool:
+    """Whether a file can be made there; only trying tells (/proc says that it can)."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file; the error of a full disk, too, names it."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

@@ -71,8 +71,9 @@ def verify(run: Run) -> None:
     """Check every checksum, replay the run from the start, and compare."""
     found = verify_run(run)
     typer.echo(
-        f"{run}: {found.rows} rows, {found.rounds} rounds, {found.snapshots} snapshots, "
-        f"{found.attachments} attachments: all as they were written"
+        f"{run}: {_counted(found.rows, 'row')}, {_counted(found.rounds, 'round')}, "
+        f"{_counted(found.snapshots, 'snapshot')}, {_counted(found.attachments, 'attachment')}: "
+        "all as they were written"
     )
     if found.replayed:
         typer.echo("every cohort was drawn again, and every snapshot reached again, to the bit")
@@ -106,7 +107,11 @@ def report(
         raise LedgerError(
             f"{target} must be a file that can be written to (--output names another), got {error.strerror}"
         ) from None
-    typer.echo(str(target))
+    typer.echo(f"Report: {target.resolve()}")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

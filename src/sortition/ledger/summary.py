@@ -164,7 +164,8 @@ def figures(summary: RunSummary) -> list[tuple[str, str]]:
     asked = summary.replies + summary.failures
     present = "unknown" if summary.present is None else f"{summary.present}"
     coverage = "unknown" if summary.coverage is None else f"{summary.coverage:.1%}"
-    failed = f"{summary.failures} of {asked} ({summary.failures / asked:.1%})" if asked else "none asked yet"
+    share = f"{summary.failures / asked:.1%}" if asked else ""
+    failed = f"{summary.failures} of {asked} requests to a client ({share})" if asked else "none asked yet"
     return [
         ("sampler", summary.sampler),
         ("rounds", f"{summary.rounds}, {summary.open_rounds} of them await feedback"),

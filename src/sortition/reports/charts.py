@@ -62,15 +62,40 @@ def chart(result: Result) -> dict[str, Any]:
 
 
 def line_chart(
-    lines: dict[str, tuple[Any, Any]], x_title: str, y_title: str, width: int = 760, height: int = 320
+    lines: dict[str, tuple[Any, Any]],
+    x_title: str,
+    y_title: str,
+    *,
+    log: bool = False,
+    share: bool = False,
+    target: float | None = None,
+    height: int = 320,
 ) -> dict[str, Any]:
-    """Plain curves, for other reports: name -> (x, y)."""
-    curves = [
-        Curve("", "", name, y_title, 0.0, np.asarray(x, float), np.asarray(y, float), np.zeros(len(y)))
-        for name, (x, y) in lines.items()
-    ]
+    """Plain curves as wide as the page, for other reports: name -> (x, y).
+
+    ``log`` is for a logarithmic axis, which leaves out what is not positive, ``share`` for one from 0 to
+    100%; ``target`` is a value to draw a dashed line at.
+    """
+    curves = []
+    for name, (x, values) in lines.items():
+        y = np.array(values, dtype=float)
+        if log:
+            y[~(y > 0.0)] = np.nan
+        curves.append(Curve("", "", name, y_title, 0.0, np.asarray(x, float), y, np.zeros(len(y))))
     panel = _panel(curves, "", x_title, zoom="zoom")
-    return _page({**panel, "width": width, "height": height})
+    y_axis = panel["layer"][0]["encoding"]["y"]
+    if log:
+        y_axis["scale"] = {"type": "log", "nice": False}
+        known = np.concatenate([[target or np.nan], *(curve.mean for curve in curves)])
+        if np.isfinite(known).any():  # a little room on both sides, or a line at the edge is cut
+            y_axis["scale"]["domain"] = [_short(0.9 * np.nanmin(known)), _short(1.1 * np.nanmax(known))]
+    if share:  # a little room above, or the line at 100% is cut
+        y_axis["scale"] = {"domain": [0, 1.04], "nice": False}
+        y_axis["axis"] = {"format": "%", "values": [0, 0.25, 0.5, 0.75, 1]}
+    if target is not None:
+        rule = {"type": "rule", "strokeDash": [6, 4], "color": "#555555", "clip": True}
+        panel["layer"].append({"data": {"values": [{"y": target}]}, "mark": rule, "encoding": {"y": y_axis}})
+    return _page({**panel, "width": "container", "height": height})
 
 
 def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str) -> dict[str, Any]:
@@ -103,7 +128,7 @@ def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str
                 "tooltip": [
                     {"field": "sampler", "title": "sampler"},
                     {"field": "x", "title": x_title},
-                    {"field": "y", "title": y_title, "format": ".3f"},
+                    {"field": "y", "title": y_title, "format": ".4g"},
                 ],
             },
         }
@@ -141,12 +166,17 @@ def _points(curve: Curve) -> list[dict[str, Any]]:
         {
             "sampler": curve.label,
             "x": float(curve.rounds[place]),
-            "y": round(float(curve.mean[place]), 4),
-            "low": round(float(curve.mean[place] - curve.spread[place]), 4),
-            "high": round(float(curve.mean[place] + curve.spread[place]), 4),
+            "y": _short(curve.mean[place]),
+            "low": _short(curve.mean[place] - curve.spread[place]),
+            "high": _short(curve.mean[place] + curve.spread[place]),
         }
         for place in known[wanted]
     ]
+
+
+def _short(value: float) -> float:
+    """Six digits: enough to draw, whatever the scale."""
+    return float(f"{value:.6g}")
 
 
 def _sizes(result: Result) -> dict[str, Any]:

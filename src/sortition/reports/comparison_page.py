@@ -6,10 +6,14 @@ from datetime import date
 
 import numpy as np
 
-from sortition.experiments.compare import Comparison, smooth
+from sortition.experiments.compare import Comparison, Row, smooth
+from sortition.experiments.contestants import ORACLES
 from sortition.reports.charts import line_chart
-from sortition.reports.page import Page
-from sortition.reports.table import HOW_TO_READ
+from sortition.reports.page import Number, Page
+from sortition.reports.table import HOW_TO_READ, spread
+
+MARKS = {"empirical-bayes": " (default)", **dict.fromkeys(ORACLES, " (oracle)")}
+"""What is said of a sampler beside its name."""
 
 
 def comparison_page(comparison: Comparison, title: str, what: str) -> str:
@@ -27,11 +31,13 @@ def comparison_page(comparison: Comparison, title: str, what: str) -> str:
         ),
         [
             (
-                row.name,
-                f"> {comparison.num_rounds}" if row.rounds_to_target is None else row.rounds_to_target,
+                _named(row),
+                Number(
+                    f"> {comparison.num_rounds}" if row.rounds_to_target is None else row.rounds_to_target
+                ),
                 row.rounds_ratio,
-                row.final_loss,
-                row.final_loss_spread,
+                Number(f"{row.final_loss:.3f}"),
+                Number(spread(comparison, row)),
                 row.mean_variance_ratio,
             )
             for row in comparison.rows
@@ -41,18 +47,29 @@ def comparison_page(comparison: Comparison, title: str, what: str) -> str:
     page.heading("Training loss")
     page.paragraph(
         f"Mean of the repeats, smoothed as for the table. The loss to reach is {comparison.target_loss:.3f}. "
-        "Drag to move, scroll to zoom, double-click to reset."
+        "It is the dashed line. Drag to move, scroll to zoom, double-click to reset."
     )
     page.chart(
-        line_chart({row.name: (rounds, smooth(row.losses)) for row in comparison.rows}, "round", "loss")
+        line_chart(
+            {_named(row): (rounds, smooth(row.losses)) for row in comparison.rows},
+            "round",
+            "loss",
+            log=True,
+            target=comparison.target_loss,
+        )
     )
     page.heading("Sampling variance over the optimum's")
     page.paragraph("1 is the least that any distribution can have in that round.")
     page.chart(
         line_chart(
-            {row.name: (rounds, smooth(row.variance_ratios)) for row in comparison.rows},
+            {_named(row): (rounds, smooth(row.variance_ratios)) for row in comparison.rows},
             "round",
             "variance ratio",
+            log=True,
         )
     )
     return page.render()
+
+
+def _named(row: Row) -> str:
+    return row.name + MARKS.get(row.name, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sortition.core.types import IntArray
 from sortition.ledger import RunRecord
 from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise, suspect_rows
 from sortition.ledger.suspects import SUSPECT_COLUMNS
@@ -11,6 +12,7 @@ from sortition.reports.charts import line_chart
 from sortition.reports.page import Page
 
 SHOWN = 20
+CHANGES = 200
 
 
 def ledger_page(record: RunRecord) -> str:
@@ -18,6 +20,12 @@ def ledger_page(record: RunRecord) -> str:
     summary = summarise(record)
     page = Page(f"Run {record.path.name}", f"{summary.sampler}, {summary.rounds} rounds.")
     page.table(("", ""), figures(summary))
+    if summary.suspicion.suspects:
+        page.heading("Suspects")
+        page.paragraph(
+            "Clients whose norms were above the clip of the sampler's guard, the most frequent first."
+        )
+        page.table(SUSPECT_COLUMNS, suspect_rows(summary, SHOWN))
     rounds = np.arange(1, summary.rounds + 1)
     page.heading("Who takes part")
     page.paragraph(
@@ -32,18 +40,36 @@ def ledger_page(record: RunRecord) -> str:
         page.chart(line_chart(lines, "round", "clients"))
         page.heading("Replies")
         page.chart(
-            line_chart({"share of the cohort": (rounds, summary.replies_by_round)}, "round", "replied")
+            line_chart(
+                {"share of the cohort": (rounds, summary.replies_by_round)}, "round", "replied", share=True
+            )
         )
         page.heading("Norms of the updates")
-        page.chart(line_chart({"median of the cohort": (rounds, summary.norms_by_round)}, "round", "norm"))
+        page.paragraph("On a logarithmic scale; a median of 0 is left out.", note=True)
+        medians = {"median of the cohort": (rounds, summary.norms_by_round)}
+        page.chart(line_chart(medians, "round", "norm", log=True))
     page.heading("The most drawn clients")
     page.table(CLIENT_COLUMNS, [client_row(known) for known in summary.clients[:SHOWN]])
     page.heading("The least drawn clients, of those drawn at all")
     page.table(CLIENT_COLUMNS, [client_row(known) for known in summary.clients[: -SHOWN - 1 : -1]])
-    if summary.suspicion.suspects:
-        page.heading("Suspects")
-        page.paragraph(
-            "Clients whose norms were above the clip of the sampler's guard, the most frequent first."
+    changes = list(record.memberships())
+    if changes:
+        page.heading("Joins and leaves")
+        if len(changes) > CHANGES:
+            page.paragraph(f"The last {CHANGES} of {len(changes)}; sortition runs export has them all.")
+        page.table(
+            ("before round", "joined", "left"),
+            [
+                (change.round_index + 1, _clients(change.joined), _clients(change.left))
+                for change in changes[-CHANGES:]
+            ],
         )
-        page.table(SUSPECT_COLUMNS, suspect_rows(summary, SHOWN))
     return page.render()
+
+
+def _clients(clients: IntArray | None) -> str:
+    """How many, and who, if they are few."""
+    if clients is None or not len(clients):
+        return "-"
+    named = ", ".join(map(str, clients[:SHOWN].tolist()))
+    return f"{len(clients)}: {named}{', ...' if len(clients) > SHOWN else ''}"

@@ -29,7 +29,14 @@ td.short, td.number { white-space: nowrap; } td.number { text-align: right; } th
 td.bad { color: #b00020; font-weight: 600; } td.good { color: #00693e; }
 .chart { overflow-x: auto; margin: .6rem 0; } details { margin: .6rem 0; }
 summary { cursor: pointer; color: #0b57a4; } .vega-embed summary { opacity: .3; }
+.chart.vega-embed { width: 100%; }
 """
+
+
+class Number(str):
+    """A text of a table that stands to the right, as numbers do."""
+
+    __slots__ = ()
 
 
 @dataclass
@@ -107,7 +114,10 @@ def _cell(value: Any) -> str:
         return f'<td class="number">{text.replace("-", "−", 1) if value < 0 else text}</td>'
     if isinstance(value, int):
         return f'<td class="number">{value:,}</td>'
-    kind = ' class="short"' if len(str(value)) <= SHORT else ""
+    text = str(value)
+    kind = ' class="short"' if len(text) <= SHORT else ""
+    if isinstance(value, Number):
+        kind = ' class="number"'
     return f"<td{kind}>{html.escape(str(value))}</td>"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from sortition.experiments.compare import Comparison
+from sortition.experiments.compare import Comparison, Row
 
 HOW_TO_READ = (
     "Lower is better throughout. The loss to reach is uniform sampling's after 80% of the rounds; "
@@ -26,7 +26,12 @@ def comparison_table(comparison: Comparison) -> Table:
             row.name,
             f"> {comparison.num_rounds}" if row.rounds_to_target is None else str(row.rounds_to_target),
             "-" if row.rounds_ratio is None else f"x{row.rounds_ratio:.2f}",
-            f"{row.final_loss:.3f} ± {row.final_loss_spread:.3f}",
+            f"{row.final_loss:.3f} ± {spread(comparison, row)}",
             f"x{row.mean_variance_ratio:.2f}",
         )
     return table
+
+
+def spread(comparison: Comparison, row: Row) -> str:
+    """The spread of the final loss between the repeats; one run has none."""
+    return "-" if comparison.repeats == 1 else f"{row.final_loss_spread:.3f}"

@@ -12,12 +12,13 @@ from functools import partial
 import numpy as np
 
 from sortition.core.errors import ConfigurationError
+from sortition.core.protocols import Sampler
 from sortition.core.validation import whole_number
 from sortition.experiments.arena.closed import ClosedLoop, judge, train
 from sortition.experiments.arena.replay import Variance, replay, summarise
 from sortition.experiments.arena.trace import Environment, Split, seeds_of
 from sortition.experiments.compare import BASELINE
-from sortition.experiments.contestants import CONTESTANTS, Contestant, uniform
+from sortition.experiments.contestants import CONTESTANTS, Contestant, Trial, uniform
 from sortition.experiments.parallel import Progress, Tick, run_tasks
 from sortition.experiments.trajectory import Trajectory
 
@@ -118,9 +119,9 @@ def run_closed_loop(
     trained = [environment for environment in environments if environment.training is not None]
     everybody, numbers = _checked(contestants, trained, split, seeds, skip, jobs)
     tasks = [
-        partial(_train_one, contestant, environment, seed)
+        partial(_train_one, name, contestant, environment, seed)
         for environment in trained
-        for contestant in everybody.values()
+        for name, contestant in everybody.items()
         for seed in numbers
     ]
     outcomes = iter(run_tasks(tasks, jobs, progress))
@@ -160,14 +161,31 @@ def _replay_all(
     trace = environment.trace(seed)
     outcome = {}
     for name, contestant in contestants.items():
-        outcome[name] = summarise(replay(contestant(trace.trial(seed)), trace, tick))
+        sampler = _make(name, contestant, environment, trace.trial(seed))
+        outcome[name] = summarise(replay(sampler, trace, tick))
     return outcome
 
 
-def _train_one(contestant: Contestant, environment: Environment, seed: int, tick: Tick) -> Trajectory:
+def _train_one(
+    name: str, contestant: Contestant, environment: Environment, seed: int, tick: Tick
+) -> Trajectory:
     training = environment.training
     assert training is not None, "filtered by the caller"
-    return train(contestant, training, seed, tick)
+    return train(partial(_make, name, contestant, environment), training, seed, tick)
+
+
+def _make(name: str, contestant: Contestant, environment: Environment, trial: Trial) -> Sampler:
+    """The contestant's sampler; what its factory raises, which may be anybody's, is said in one line."""
+    try:
+        sampler = contestant(trial)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ConfigurationError(
+            f"samplers: {name!r} raised {type(error).__name__}: {said} in environment {environment.name}"
+        ) from error
+    if not isinstance(sampler, Sampler):
+        raise ConfigurationError(f"samplers: {name!r} must make a Sampler, got {type(sampler).__name__}")
+    return sampler
 
 
 def _score(
