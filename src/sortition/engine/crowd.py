@@ -14,12 +14,15 @@ from sortition.core.state import array
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest, mixture
 from sortition.engine.drawing import Distribution
+from sortition.engine.entries import check
 from sortition.engine.roster import Masses, Roster
 from sortition.engine.table import Places, Table
 from sortition.engine.tree import level_starts
 
 VANISHING = 1e-300
 """The least that a ratio or a mass may become where zero would mean something else."""
+LARGEST_LOG_WEIGHT = 1e-6
+"""The logarithm of a weight of one, but for rounding."""
 
 
 class Crowd(Distribution):
@@ -206,9 +209,13 @@ class Crowd(Distribution):
         log_weights, scales, bases = (
             array(state, name, np.float64, (experts,)) for name in ("log_expert_weights", "scales", "bases")
         )
-        sound = np.isfinite(ratios).all() and np.isfinite(scales).all() and np.isfinite(bases).all()
-        if not sound or scales.min() < 0.0 or not abs(np.exp(log_weights).sum() - 1.0) < 1e-6:
-            raise StateError("state must hold finite ratios, scales and bases, and weights that sum to one")
+        check("ratios", ratios, np.isfinite(ratios), "finite")
+        for name, factors in (("scales", scales), ("bases", bases)):
+            check(name, factors, np.isfinite(factors) & (factors >= 0.0), "finite and not negative")
+        check("log_expert_weights", log_weights, log_weights <= LARGEST_LOG_WEIGHT, "at most 0")
+        total = float(np.exp(log_weights).sum())
+        if not abs(total - 1.0) < 1e-6:
+            raise StateError(f"state must hold 'log_expert_weights' of weights that sum to 1, got {total!r}")
         self.count = len(ids)
         self._met_and_left = int(np.count_nonzero(~self.roster.present(ids)))
         self._table = Table()

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from sortition.core.state import scalar
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
+from sortition.engine.entries import number
 from sortition.engine.roster import Roster
 from sortition.engine.shifted import FURTHEST_LOG, ShiftedCrowd
 
@@ -94,7 +94,7 @@ class Greedy(ShiftedCrowd):
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 1) -> None:
         """Take back what ``state`` gave."""
-        exploration = float(scalar(state, "exploration"))
+        exploration = number(state, "exploration", least=0.0)
         super().restore(state, experts=experts)
         self.exploration = exploration
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sortition.core.experts import normalise_log_weights
-from sortition.core.state import scalar
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
 from sortition.engine.crowd import VANISHING
+from sortition.engine.entries import number
 from sortition.engine.roster import Roster
 from sortition.engine.shifted import FURTHEST_LOG, ShiftedCrowd
 from sortition.engine.tree import SumTree
@@ -92,7 +92,7 @@ class Lifted(ShiftedCrowd):
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 2) -> None:
         """Take back what ``state`` gave."""
-        stranger_log, share = float(scalar(state, "stranger_log")), float(scalar(state, "share"))
+        stranger_log, share = number(state, "stranger_log"), number(state, "share", least=0.0, most=1.0)
         super().restore(state, experts=experts)
         self._stranger_log, self.share = stranger_log, share
         self._count_strangers()

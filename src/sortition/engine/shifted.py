@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sortition.core.state import array, scalar
+from sortition.core.state import array
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.crowd import Crowd
+from sortition.engine.entries import check, number
 from sortition.engine.roster import Roster
 
 FURTHEST_LOG = 200.0
@@ -80,9 +81,10 @@ class ShiftedCrowd(Crowd):
 
     def restore(self, state: Mapping[str, Any], *, experts: int) -> None:
         """Take back what ``state`` gave."""
-        shift = float(scalar(state, "shift"))
+        shift = number(state, "shift")
         met = array(state, "met_clients", np.int64, (None,))
         logs = array(state, "logs", np.float64, (len(met),))
+        check("logs", logs, logs < np.inf, "finite, or -inf for no feedback")
         super().restore(state, experts=experts)
         self._logs, self._shift = logs, shift
 
