@@ -19,8 +19,9 @@ from sortition import (
     OSMDSampler,
 )
 from sortition.core.designs import DESIGNS
-from sortition.samplers.guard import WINDOW, Watch
+from sortition.samplers.guard import BELIEVED, Watch
 from sortition.samplers.outliers import median_and_quantile
+from sortition.samplers.yardstick import OUTDATED, REMEMBERED
 from sortition.testing import check_sampler
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, train
 
@@ -95,13 +96,22 @@ def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
         assert suspect.largest_excess == pytest.approx(1e6 / bound)
 
 
+def test_replying_often_does_not_move_the_quantile() -> None:
+    """A colluder that has replied in a hundred cohorts is one of twenty clients."""
+    watch = Watch(TEN)
+    watch.clip(cohort_of(list(range(1, 20)), [1.0] * 19), np.ones(19))
+    for t in range(1, 101):
+        clipped = watch.clip(cohort_of([0], [0.1], round_index=t), np.array([1e9]))
+        assert clipped.tolist() == [pytest.approx(10.0)]
+
+
 def test_being_drawn_often_does_not_move_the_quantile() -> None:
-    """Ten replies of a colluder that is drawn ten times as often weigh as much as one of the others."""
+    """Of clients that are seldom drawn, those ten times as likely to be weigh a tenth."""
     watch, unweighted = Watch(TEN), Watch(TEN)
-    clients, norms = [0] * 10 + list(range(1, 20)), np.array([1e9] * 10 + [1.0] * 19)
-    watch.clip(cohort_of(clients, [0.1] * 10 + [1.0] * 19), norms)
+    clients, norms = list(range(29)), np.array([1e9] * 10 + [1.0] * 19)
+    watch.clip(cohort_of(clients, [100.0] * 10 + [1000.0] * 19), norms)
     assert watch.norm_bound == pytest.approx(10.0)
-    unweighted.clip(cohort_of(clients, [1.0] * 29), norms)
+    unweighted.clip(cohort_of(clients, [1000.0] * 29), norms)
     assert unweighted.norm_bound > 1e9
 
 
@@ -145,12 +155,43 @@ def test_the_clip_has_no_scale(scale: float) -> None:
 
 
 def test_the_bound_follows_the_norms() -> None:
-    """Training makes norms fall, and a new phase makes them rise: the window forgets."""
+    """Training makes norms fall, and a new phase makes them rise: what was said before does not count."""
     watch = Watch(TEN)
     for level in (1.0, 1e-3, 1e3):
-        for _ in range(WINDOW // 10 + 1):
-            watch.clip(cohort_of(list(range(10)), [1.0] * 10), np.full(10, level))
+        watch.clip(cohort_of(list(range(10)), [1.0] * 10), np.full(10, level))
         assert watch.norm_bound == pytest.approx(10.0 * level)
+
+
+def test_who_fell_silent_is_no_yardstick() -> None:
+    """Thirty clients with norms of 1 outvote ten with smaller ones, until they are outdated."""
+    watch, others = Watch(TEN), cohort_of(list(range(30, 40)), [1.0] * 10)
+    watch.clip(cohort_of(list(range(30)), [1.0] * 30), np.ones(30))
+    for replies in range(30, OUTDATED + 20, 10):
+        watch.clip(others, np.full(10, 1e-3))
+        assert watch.norm_bound == pytest.approx(10.0 if replies <= OUTDATED else 0.01)
+
+
+def test_the_last_replies_are_remembered() -> None:
+    """Of a cohort larger than what is remembered, the last ones judge."""
+    size = 20 * REMEMBERED
+    watch = Watch(TEN)
+    watch.clip(
+        cohort_of(list(range(size)), [1.0] * size), np.repeat([1.0, 1e-3], [size - REMEMBERED, REMEMBERED])
+    )
+    assert watch.norm_bound == pytest.approx(0.01)
+
+
+def test_trial_replies_are_believed() -> None:
+    """The first ten are; the bound that they set holds for updates from the start, and then for norms."""
+    watch = Watch(Guard(clip_factor=10.0, fence=6.0, trial_replies=10))
+    for t, believed in enumerate((1e6, 1e6, 10.0)):
+        cohort = cohort_of(list(range(5 * t, 5 * t + 5)), [1.0] * 5, round_index=t)
+        assert watch.clip(cohort, np.array([1.0, 1.0, 1.0, 1.0, 1e6]))[-1] == pytest.approx(believed)
+        assert watch.norm_bound == pytest.approx(10.0)
+    assert [suspect.client for suspect in watch.suspects()] == [14]
+    fresh = Watch(Guard(clip_factor=10.0, fence=6.0, trial_replies=10))
+    lie = fresh.clip(cohort_of(list(range(5)), [1.0] * 5), np.array([1.0, 1.0, 1.0, 1.0, 1e300]))[-1]
+    assert lie == pytest.approx(10.0 * BELIEVED)
 
 
 def test_zeros_are_no_level() -> None:
@@ -205,6 +246,7 @@ def test_the_guard_survives_saving() -> None:
         ({"largest_rise": 0.5}, "largest_rise must be above 1, got 0.5"),
         ({"largest_rise": float("inf")}, "largest_rise must be a finite number"),
         ({"fence": 0.0}, "fence must be a finite number above 0"),
+        ({"trial_replies": -1}, "trial_replies must be a whole number"),
         ({"outlier_factor": 1.0}, "outlier_factor must be above 1, got 1.0"),
         ({"outliers_share": 0.0}, r"outliers_share must lie in \(0, 1\], got 0.0"),
         ({"largest_probability": 0.0}, r"largest_probability must lie in \(0, 1\], got 0.0"),

@@ -52,7 +52,7 @@ def test_the_share_of_outliers_is_kept_in_every_round(data: st.DataObject) -> No
         sampler.observe(cohort, data.draw(st.lists(LIES, min_size=len(cohort), max_size=len(cohort))))
         if not len(watch._outliers):
             continue
-        share = max(0.3, watch.bounds.expected_share, sampler.client_weights(watch._outliers).sum())
+        share = max(0.3, watch._yardstick.expected_share, sampler.client_weights(watch._outliers).sum())
         p = sampler.probabilities()
         everybody = len(watch._outliers) + len(np.setdiff1d(watch._held, watch._outliers)) >= M
         assert everybody or p[watch._outliers].sum() <= share * (1.0 + 1e-9)
@@ -92,13 +92,22 @@ def test_levelling(data: st.DataObject) -> None:
         assert np.all((found / weights)[~cut] <= level[0] * (1.0 + 1e-6))
 
 
-def test_the_share_that_log_normal_norms_explain() -> None:
-    """A hundred thousand of them: those above the bound hold what the formula says."""
-    norms = np.exp(2.0 * np.random.default_rng(0).standard_normal(100_000))
+@pytest.mark.parametrize("excess", [0.3, 0.6, 0.9])
+def test_the_share_that_a_power_law_explains(excess: float) -> None:
+    """Norms at the quantiles of the law itself: those above the bound hold what the formula says."""
+    tail = (np.arange(1_000_000) + 0.5) / 1_000_000  # how many are above
+    logs = excess * np.log(0.5 / np.minimum(tail, 0.5))
     fences = Fences(outlier_factor=5.0, outlier_fence=1.0, clip_factor=100.0, clip_fence=3.0)
-    bounds = bounds_of(np.log(norms), np.ones(len(norms)), fences)
-    held = norms[np.log(norms) > bounds.outlier].sum() / norms.sum()
-    assert bounds.expected_share == pytest.approx(held, abs=0.02)
+    bounds = bounds_of(logs, np.ones(len(logs)), fences)
+    norms = np.exp(logs)
+    infinitely_many = tail[0] ** (1.0 - excess)  # the part of what is above tail[0], which no sum has
+    held = norms[logs > bounds.outlier].sum() / norms.sum()
+    assert bounds.expected_share == pytest.approx(held, abs=1.5 * infinitely_many)
+
+
+def test_norms_of_infinite_mean_explain_any_share() -> None:
+    logs = 1.01 * np.log(0.5 / np.minimum((np.arange(1000) + 0.5) / 1000, 0.5))
+    assert bounds_of(logs, np.ones(1000), Fences(5.0, 1.0, 100.0, 3.0)).expected_share == 1.0
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60), st.data())

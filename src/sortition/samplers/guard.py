@@ -1,11 +1,12 @@
 r"""Defences against clients that lie about their norms; ``docs/hostile-clients.md`` derives the bounds.
 
-*Clip.* A norm counts for at most B(``clip_factor``, ``fence``), a robust bound by the last 500 replies above
-zero: see ``outliers.py``.
+*Clip.* A norm counts for at most B(``clip_factor``, ``fence``), a robust bound by the norms of late: see
+``outliers.py`` and ``yardstick.py``. The first ``trial_replies`` are too few to judge anybody by, and are
+believed.
 
 *Share.* Outliers, clients whose last norm was above the lower bound B(``outlier_factor``, ``outlier_fence``),
-hold together at most ``outliers_share`` of the distribution; or what they would hold if the norms were
-log-normal, or their part of all client weights, if that is more. Those with the highest ratio to their
+hold together at most ``outliers_share`` of the distribution; or what they would hold if the norms followed a
+power law, or their part of all client weights, if that is more. Those with the highest ratio to their
 weights are cut down first.
 
 *Rise.* Between two draws, reports raise the probability of their sender by at most ``largest_rise``; what
@@ -25,17 +26,18 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError
-from sortition.core.state import array, count
+from sortition.core.state import array, count, scalar
 from sortition.core.types import BoolArray, FloatArray, IntArray
-from sortition.core.validation import fraction, positive_number
+from sortition.core.validation import fraction, positive_number, whole_number
 from sortition.engine.capped import Capped
 from sortition.engine.drawing import Distribution
-from sortition.samplers.outliers import Bounds, Fences, all_ordinary, among, bounds_of, levelled
+from sortition.samplers.outliers import Fences, among, bounds_of, levelled
+from sortition.samplers.yardstick import LARGEST_LOG, Yardstick
 
 WeightsOf = Callable[[IntArray], FloatArray]
 """Tells the client weights of ids."""
-WINDOW = 500
-LARGEST_LOG = math.log(np.finfo(float).max)
+BELIEVED = 1e18
+"""A trial reply counts for at most so many times the bound."""
 MANY = 1000
 """More outliers than this are not summed up at every feedback."""
 
@@ -44,9 +46,9 @@ MANY = 1000
 class Guard:
     """Which defences a sampler has: see ``samplers/guard.py``. ``guard=None`` is the paper to the letter.
 
-    By default they cost most honest runs nothing, and those whose norms differ by orders of magnitude some
-    variance: ``docs/hostile-clients.md`` has the figures. ``Guard(outliers_share=0.2, clip_factor=20)``
-    leaves liars less, and costs federations with a few honest clients of very large norms more.
+    ``Guard(outliers_share=0.2, clip_factor=20)`` leaves liars less, and costs federations with a few honest
+    clients of very large norms more: ``docs/hostile-clients.md`` has the figures. ``trial_replies`` is for
+    samplers that can change their mind about the first replies; OSMD and MABS take their scale from them.
     """
 
     clip_factor: float = 100.0
@@ -56,6 +58,7 @@ class Guard:
     outlier_factor: float = 5.0
     outlier_fence: float = 1.0
     outliers_share: float = 0.5
+    trial_replies: int = 0
 
     def __post_init__(self) -> None:
         for name in ("clip_factor", "largest_rise", "outlier_factor"):
@@ -65,6 +68,11 @@ class Guard:
             positive_number(name, getattr(self, name))
         for name in ("largest_probability", "outliers_share"):
             fraction(name, getattr(self, name))
+        whole_number("trial_replies", self.trial_replies, least=0)
+
+
+COSTLESS = Guard(trial_replies=50)
+"""What samplers with a guard have unless told otherwise: it costs an honest run nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +92,10 @@ class Watch:
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self._fences = Fences(guard.outlier_factor, guard.outlier_fence, guard.clip_factor, guard.fence)
-        self._logs = np.zeros(0)  # of the last norms above zero
-        self._weights = np.zeros(0)  # of the cohorts that they came in
-        self._bounds: Bounds | None = None  # of the window, once somebody asked
+        self._yardstick = Yardstick(self._fences)
         self._hits: dict[int, tuple[int, float]] = {}
         self._outliers = np.zeros(0, dtype=np.int64)  # clients whose last norm was above the bound, ascending
+        self._outlying = 0.0  # such a part of the last cohort they were
         self._put_off = 0  # for so many feedbacks many outliers need not be summed up
         self._draws = 0  # so many there had been at the last feedback
         self._limited = np.zeros(0, dtype=np.int64)  # held before the last draw or heard since, ascending
@@ -100,32 +107,21 @@ class Watch:
 
     @property
     def norm_bound(self) -> float:
-        """What a norm counts for at most; inf before there is one above zero."""
-        return math.exp(min(self.bounds.clip, LARGEST_LOG)) if len(self._logs) else math.inf
-
-    @property
-    def bounds(self) -> Bounds:
-        """What the norms of late say; there must have been one above zero."""
-        if self._bounds is None:
-            self._bounds = bounds_of(self._logs, self._weights, self._fences)
-        return self._bounds
+        """What a norm may be; inf before there is one above zero."""
+        return self._yardstick.norm_bound
 
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms as they may count; whoever is above the bounds is remembered."""
-        above_zero = norms > 0.0
-        if above_zero.any():
-            self._logs = np.concatenate((self._logs, np.log(norms[above_zero])))[-WINDOW:]
-            self._weights = np.concatenate((self._weights, cohort.weights[above_zero]))[-WINDOW:]
-            self._bounds = None
-        largest = float(norms.max())
+        self._yardstick.remember(cohort, norms)
         factor = min(self.guard.clip_factor, self.guard.outlier_factor)
-        if largest == 0.0 or all_ordinary(math.log(largest), self._logs, self._weights, factor):
-            if len(self._outliers):
-                self._note_outliers(cohort.clients, np.zeros(len(cohort), dtype=bool))
+        if self._yardstick.finds_ordinary(float(norms.max()), factor):
+            self._note_outliers(cohort.clients, np.zeros(len(cohort), dtype=bool))
             return norms
-        above = norms > math.exp(min(self.bounds.outlier, LARGEST_LOG))
+        above = norms > math.exp(min(self._yardstick.bounds.outlier, LARGEST_LOG))
         self._note_outliers(cohort.clients, above)
         bound = self.norm_bound
+        if self._yardstick.replies <= self.guard.trial_replies:
+            bound = min(bound * BELIEVED, np.finfo(float).max)
         caught = norms > bound
         if not caught.any():
             return norms
@@ -144,6 +140,7 @@ class Watch:
         )
 
     def _note_outliers(self, clients: IntArray, above: BoolArray) -> None:
+        self._outlying = float(above.mean())
         known = among(clients, self._outliers)
         if above.any() or known.any():
             others = np.setdiff1d(self._outliers, clients[known], assume_unique=True)
@@ -232,7 +229,7 @@ class Watch:
         weights = weights_of(crowd)
         counting = weights > 0.0  # of the others nothing is learnt
         crowd, p, weights = crowd[counting], p[counting], weights[counting]
-        share = max(self.guard.outliers_share, self.bounds.expected_share, float(weights.sum()))
+        share = max(self.guard.outliers_share, self._yardstick.expected_share, float(weights.sum()))
         if float(p.sum()) <= share:
             return self._held, self._ceilings
         ceilings = levelled(p, weights, share)
@@ -246,10 +243,10 @@ class Watch:
         return everybody, limits
 
     def _few_outlying_replies(self) -> bool:
-        """Whether many outliers had little at the last count, and made up for few of the last replies."""
+        """Whether many outliers had little at the last count, and were a small part of the last cohort."""
         if len(self._outliers) <= MANY or not self._put_off:
             return False
-        return bool(np.mean(self._logs > self.bounds.outlier) < 0.5 * self.guard.outliers_share)
+        return self._outlying < 0.5 * self.guard.outliers_share
 
     def _put_off_summing_up(self, distribution: Distribution) -> None:
         """At a feedback: if n > MANY outliers hold little, they need not be summed up for n / MANY more."""
@@ -265,12 +262,12 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """All that the guard remembers."""
         return {
-            "guard.logs": self._logs.copy(),
-            "guard.weights": self._weights.copy(),
+            **self._yardstick.state(),
             "guard.suspects": np.array(list(self._hits), dtype=np.int64),
             "guard.hits": np.array([hits for hits, _ in self._hits.values()], dtype=np.int64),
             "guard.excesses": np.array([worst for _, worst in self._hits.values()], dtype=np.float64),
             "guard.outliers": self._outliers.copy(),
+            "guard.outlying": self._outlying,
             "guard.put_off": self._put_off,
             "guard.draws": self._draws,
             "guard.limited": self._limited.copy(),
@@ -282,8 +279,7 @@ class Watch:
     def restored(self, state: Mapping[str, Any]) -> Watch:
         """A watch with the memory of ``state``."""
         watch = Watch(self.guard)
-        watch._logs = array(state, "guard.logs", np.float64, (None,))
-        watch._weights = array(state, "guard.weights", np.float64, (len(watch._logs),))
+        watch._yardstick = self._yardstick.restored(state)
         suspects = array(state, "guard.suspects", np.int64, (None,))
         hits = array(state, "guard.hits", np.int64, (len(suspects),))
         worst = array(state, "guard.excesses", np.float64, (len(suspects),))
@@ -291,6 +287,7 @@ class Watch:
             zip(suspects.tolist(), zip(hits.tolist(), worst.tolist(), strict=True), strict=True)
         )
         watch._outliers = array(state, "guard.outliers", np.int64, (None,))
+        watch._outlying = float(scalar(state, "guard.outlying"))
         watch._put_off, watch._draws = count(state, "guard.put_off"), count(state, "guard.draws")
         watch._limited = array(state, "guard.limited", np.int64, (None,))
         watch._limits = array(state, "guard.limits", np.float64, (len(watch._limited),))
