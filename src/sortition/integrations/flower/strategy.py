@@ -7,12 +7,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -22,10 +21,11 @@ from sortition.core.state import scalar, text
 from sortition.integrations.flower.arrays import Model, to_plain, to_record
 from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
 from sortition.integrations.flower.inner import Inner
-from sortition.integrations.flower.lottery import Drawn, Lottery, names_of
+from sortition.integrations.flower.lottery import Lottery, names_of
 from sortition.integrations.flower.metrics import VarianceRatio, sampling_metrics
 from sortition.integrations.flower.refusals import refuse_private_wrapper
-from sortition.integrations.flower.replies import aggregated_metrics, contents_of, only, size_of
+from sortition.integrations.flower.replies import aggregated_metrics
+from sortition.integrations.flower.rounds import OpenRound
 
 log = logging.getLogger("flwr.sortition")
 
@@ -33,17 +33,6 @@ KIND = "AdaptiveSampling"
 VERSION = 1
 MODEL = "model."
 LONGEST_QUERY = 60.0
-
-
-@dataclass(frozen=True)
-class _Round:
-    """A round whose messages are out."""
-
-    drawn: Drawn
-    messages: list[Message]
-    places: dict[int, int]
-    """Node id -> place in the cohort."""
-    model: Model
 
 
 class AdaptiveSampling(Strategy):
@@ -98,7 +87,7 @@ class AdaptiveSampling(Strategy):
         self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
         self._ratio = VarianceRatio()
         self._query_timeout = LONGEST_QUERY
-        self._round: _Round | None = None
+        self._round: OpenRound | None = None
         self._arrays: ArrayRecord | None = None
         self._done = 0  # the last round that is complete
         self._resume_at = 0
@@ -189,7 +178,7 @@ class AdaptiveSampling(Strategy):
             raise CohortError(
                 f"inner must send messages to the nodes it is offered only, got node {astray[0]}"
             )
-        self._round = _Round(drawn, messages, places, Model(arrays))
+        self._round = OpenRound(drawn, messages, places, Model(arrays))
         self._arrays = arrays
         log.info("configure_train: drew %d clients (out of %d)", len(nodes), len(online))
         return messages
@@ -202,23 +191,8 @@ class AdaptiveSampling(Strategy):
             raise CohortError("configure_train must come before aggregate_train, but no round is open")
         current, self._round = self._round, None
         drawn, cohort = current.drawn, current.drawn.cohort
-        norms, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
-        contents: dict[int, RecordDict] = {}
-        asked = {
-            message.metadata.message_id: current.places[message.metadata.dst_node_id]
-            for message in current.messages
-        }
-        for place, content in sorted(contents_of(replies, asked, drawn.names).items()):
-            size = self._lottery.given_size(drawn, place)
-            if size is None:
-                size = size_of(content, self._inner.strategy.weighted_by_key, drawn.names[place])
-            arrays = only(content, ArrayRecord, drawn.names[place])
-            norm = current.model.add(drawn.names[place], arrays, size * cohort.weights[place])
-            if np.isnan(norm):
-                log.warning("\t> The update of %s is not finite: no reply", drawn.names[place])
-                continue
-            norms[place], sizes[place], contents[place] = norm, size, content
-        settled = self._lottery.settle(drawn, norms, sizes)
+        heard = current.hear(replies, self._inner.strategy.weighted_by_key, self._lottery.given_size)
+        settled = self._lottery.settle(drawn, heard.norms, heard.sizes)
         places = np.searchsorted(drawn.available, settled.replied.clients)
         feedback = (settled.shares * settled.norms) ** 2
         self._ratio.update(settled.replied, drawn.probabilities[places], feedback, len(drawn.available))
@@ -233,13 +207,14 @@ class AdaptiveSampling(Strategy):
         )
         true_round = server_round + self._offset
         self._done = true_round
-        log.info("aggregate_train: %d replies, %d failures", len(contents), len(cohort) - len(contents))
-        if not contents:
+        replies_heard = len(heard.contents)
+        log.info("aggregate_train: %d replies, %d failures", replies_heard, len(cohort) - replies_heard)
+        if not heard.contents:
             log.warning("No reply in round %d: model and sampler stay as they are", true_round)
             self._lottery.learn(drawn, settled, partial(self._state, sampler=False))
             return None, metrics
         moved = current.model.moved(settled.scale)
-        reported = aggregated_metrics(self._inner.strategy, contents, sizes * cohort.weights)
+        reported = aggregated_metrics(self._inner.strategy, heard.contents, heard.sizes * cohort.weights)
         stepped, aggregated = self._inner.aggregate(true_round, moved, reported)
         if stepped is not None:
             self._arrays = stepped = current.model.retyped(stepped, moved)
