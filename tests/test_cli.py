@@ -104,8 +104,9 @@ class TestErrors:
             (["--clients", "1"], ["--clients", "at least 2", "'1'"]),
             (["--clients", "5000"], ["num_clients", "at most 1797", "5000"]),
             (["--rounds", "0"], ["--rounds", "at least 2", "'0'"]),
-            (["--samplers", "uniform,best"], ["--samplers", "'best'", *CONTESTANTS]),
-            (["--samplers", ""], ["--samplers", "''", "uniform"]),
+            (["--samplers", "uniform,best"], ["--samplers", "'best'", "sortition compare --help"]),
+            (["--samplers", "avari"], ["--samplers", "'avari'", "such as avare"]),
+            (["--samplers", ""], ["--samplers", "''", "12 names"]),
             (["--design", "stratified"], ["--design", "'stratified'", "without_replacement"]),
             (
                 ["--cohort", "21", "--design", "independent"],
@@ -134,6 +135,13 @@ class TestErrors:
         assert result.exit_code == 2
         assert result.stderr.count("\n") == 1
         assert "compete" in result.stderr
+
+    def test_a_hint_is_given_once(self):
+        assert invoke("compar").stderr.count("Did you mean") == 1
+
+    def test_all_names_that_an_error_tells_to_look_for_are_there(self):
+        shown = invoke("compare", "--help").stdout
+        assert all(name in shown for name in CONTESTANTS)
 
     def test_interrupt(self, monkeypatch):
         def interrupted(*arguments, **settings):

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from sortition.cli.commands import app
-from sortition.experiments import CONTESTANTS
 from sortition.experiments.arena import ENVIRONMENTS
 
 QUICK = ["arena", "--environments", "clients-20", "--seeds", "1", "--jobs", "1"]
@@ -72,13 +71,22 @@ def test_help_names_the_extra():
     assert "'reports'" in invoke("arena", "--help").stdout
 
 
+def test_all_environments_can_be_listed():
+    result = invoke("arena", "--list")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(ENVIRONMENTS)
+    assert "2 of 100 clients have fifty times" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--samplers", "uniform,best"], ["'best'", *CONTESTANTS]),
-        (["--samplers", ""], ["''", "uniform"]),
+        (["--samplers", "uniform,best"], ["'best'", "sortition arena --help"]),
+        (["--samplers", "unifrom"], ["'unifrom'", "such as uniform"]),
+        (["--samplers", ""], ["''", "12 names"]),
         (["--samplers", "nowhere:best"], ["'nowhere:best'", "nowhere"]),
-        (["--environments", "moon"], ["'moon'", *ENVIRONMENTS]),
+        (["--environments", "moon"], ["'moon'", "sortition arena --list"]),
+        (["--environments", "few-heav"], ["'few-heav'", "such as few-heavy", "sortition arena --list"]),
         (["--seeds", "0"], ["--seeds", "at least 1", "'0'"]),
         (["--mode", "open"], ["--mode", "'open'", "replay", "closed"]),
         (["--split", "test"], ["--split", "'test'", "tune", "report"]),
@@ -94,5 +102,6 @@ def test_errors_are_one_line_and_status_2(arguments, said):
     assert result.stdout == ""
     assert result.stderr.startswith("sortition: ")
     assert result.stderr.count("\n") == 1
+    assert len(result.stderr) < 200
     for word in said:
         assert word in result.stderr

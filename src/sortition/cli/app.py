@@ -23,7 +23,7 @@ class OneLineErrors(TyperGroup):
         try:
             status = super().main(*args, **{**kwargs, "standalone_mode": False})
         except UsageError as error:
-            status = _fail(error.format_message(), 2)
+            status = _fail(_said_once(error.format_message()), 2)
         raise SystemExit(status)
 
     def invoke(self, ctx: Any) -> Any:
@@ -39,6 +39,12 @@ class OneLineErrors(TyperGroup):
             return _fail(": ".join([*named, error.strerror or str(error)]), 2)
         except KeyboardInterrupt:
             return _fail("interrupted", 130)
+
+
+def _said_once(message: str) -> str:
+    """Without the hint that click gives after typer has given it."""
+    said, *hints = message.split(" Did you mean")
+    return " Did you mean".join([said, *dict.fromkeys(hints)])
 
 
 def _fail(message: str, status: int) -> int:

@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 
 from sortition.cli.app import app
-from sortition.cli.options import one_of, whole_number, writable_directory, write_text
+from sortition.cli.options import one_of, some_of, whole_number, writable_directory, write_text
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.arena import (
+    ENVIRONMENTS,
     SPLITS,
     Arena,
     Split,
@@ -26,10 +27,18 @@ from sortition.reports.arena import MEASURES, arena_json, arena_table, closed_lo
 from sortition.reports.page import picture_png, picture_svg
 
 MODES = ("replay", "closed", "both")
+LONGEST_NAME = max(map(len, ENVIRONMENTS))
 HOW_TO_READ = (
     "Lower is better throughout; 1 is the least variance there is. Oracles, who see every norm before they\n"
     "draw, win no places. Samplers of independent draws are measured by their normalised distribution."
 )
+
+
+def _list(wanted: bool) -> None:
+    if wanted:
+        for environment in ENVIRONMENTS.values():
+            typer.echo(f"{environment.name:<{LONGEST_NAME}} {environment.half:<7} {environment.about}")
+        raise typer.Exit
 
 
 @app.command("arena")
@@ -38,13 +47,19 @@ def arena_command(
         str,
         typer.Option(
             metavar="A,B,...",
+            callback=some_of(CONTESTANTS, "sortition arena --help", factories=True),
             show_default="all",
             help=f"Out of {', '.join(CONTESTANTS)}; or package.module:factory, called with a Trial.",
         ),
     ] = ",".join(CONTESTANTS),
     environments: Annotated[
         str | None,
-        typer.Option(metavar="A,B,...", show_default="all of the split", help="Environments by name."),
+        typer.Option(
+            metavar="A,B,...",
+            callback=some_of(ENVIRONMENTS, "sortition arena --list"),
+            show_default="all of the split",
+            help="Environments by name, as --list prints them.",
+        ),
     ] = None,
     seeds: Annotated[
         int, typer.Option(parser=whole_number(1), metavar="N", help="Runs to average over.")
@@ -84,6 +99,10 @@ def arena_command(
             help="Write arena.json and heat maps here (these need the extra 'reports').",
         ),
     ] = None,
+    list_all: Annotated[
+        bool,
+        typer.Option("--list", callback=_list, is_eager=True, help="Print the environments and exit."),
+    ] = False,
 ) -> None:
     """Run every sampler in every environment, and print how far from the optimum each one is."""
     contestants = {name: find_contestant(name) for name in samplers.split(",")}

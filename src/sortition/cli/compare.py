@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sortition.algorithms import FedSGD
 from sortition.cli.app import app
-from sortition.cli.options import known_samplers, number, one_of, whole_number, writable_file, write_text
+from sortition.cli.options import number, one_of, some_of, whole_number, writable_file, write_text
 from sortition.cli.progress import RoundsProgress
 from sortition.core.designs import DESIGNS, Design
 from sortition.experiments import BASELINE, CONTESTANTS, Comparison, compare
@@ -41,7 +41,7 @@ def compare_command(
     samplers: Annotated[
         str,
         typer.Option(
-            callback=known_samplers,
+            callback=some_of(CONTESTANTS, "sortition compare --help"),
             metavar="A,B,...",
             show_default="all but doubling-osmd and those of independent draws alone",
             help=f"Out of {', '.join(CONTESTANTS)}.",

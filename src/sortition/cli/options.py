@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 import typer
 
-from sortition.experiments import CONTESTANTS
+LONGEST_LIST = 80
+"""Names of so many characters in all fit into an error."""
 
 
 def whole_number(least: int) -> Callable[[str], int]:
@@ -30,21 +32,40 @@ def number(text: str) -> float:
         raise typer.BadParameter(f"expected a number, got {text!r}.") from None
 
 
-def known_samplers(names: str) -> str:
-    """Check names of samplers, separated by commas."""
-    for name in names.split(","):
-        if name not in CONTESTANTS:
-            raise typer.BadParameter(f"expected names out of {', '.join(CONTESTANTS)}, got {name!r}.")
-    return names
+def unknown(name: str, known: Collection[str], listed_by: str) -> typer.BadParameter:
+    """The error for a name that is not ``known``: names those that are or, of many, the closest.
+
+    ``listed_by`` is the command that prints them all.
+    """
+    names = ", ".join(known)
+    if len(names) <= LONGEST_LIST:
+        return typer.BadParameter(f"expected one of {names}, got {name!r}.")
+    close = difflib.get_close_matches(name, known, cutoff=0.5)
+    such = f", such as {' or '.join(close)}," if close else ","
+    return typer.BadParameter(f"expected one of {len(known)} names{such} got {name!r}; all: {listed_by}")
 
 
-def one_of(names: Collection[str]) -> Callable[[str], str]:
+def one_of(names: Collection[str], listed_by: str = "--help") -> Callable[[str], str]:
     """A check that a name is out of ``names``."""
 
     def check(name: str) -> str:
         if name not in names:
-            raise typer.BadParameter(f"expected one of {', '.join(names)}, got {name!r}.")
+            raise unknown(name, names, listed_by)
         return name
+
+    return check
+
+
+def some_of(
+    known: Collection[str], listed_by: str, *, factories: bool = False
+) -> Callable[[str | None], str | None]:
+    """A check that names, separated by commas, are ``known`` or, where there may be any, factories (a:b)."""
+
+    def check(names: str | None) -> str | None:
+        for name in [] if names is None else names.split(","):
+            if name not in known and not (factories and ":" in name):
+                raise unknown(name, known, listed_by)
+        return names
 
     return check
 

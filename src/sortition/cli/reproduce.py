@@ -9,7 +9,7 @@ from typing import Annotated, cast
 import typer
 
 from sortition.cli.app import app
-from sortition.cli.options import whole_number
+from sortition.cli.options import one_of, whole_number
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.reproduce import FIGURES, FULL, QUICK, VARIANTS, Result, Variant, execute, plan
 from sortition.experiments.reproduce.store import write_whole
@@ -22,8 +22,7 @@ EVERYTHING = "all"
 def known_figures(names: list[str]) -> list[str]:
     """Check names of figures; ``all`` stands for every one."""
     for name in names:
-        if name not in (*FIGURES, EVERYTHING):
-            raise typer.BadParameter(f"expected {', '.join(FIGURES)} or {EVERYTHING}, got {name!r}.")
+        one_of((*FIGURES, EVERYTHING))(name)
     return list(FIGURES) if EVERYTHING in names else list(dict.fromkeys(names))
 
 
@@ -32,13 +31,6 @@ def directory(text: str) -> Path:
     if not str(text):
         raise typer.BadParameter("expected a directory, got ''.")
     return Path(text)
-
-
-def known_variant(name: str) -> str:
-    """Check the name of a variant."""
-    if name not in (*VARIANTS, "both"):
-        raise typer.BadParameter(f"expected {', '.join(VARIANTS)} or both, got {name!r}.")
-    return name
 
 
 @app.command("reproduce")
@@ -62,7 +54,9 @@ def reproduce_command(
     variant: Annotated[
         str,
         typer.Option(
-            callback=known_variant, metavar="NAME", help="text, authors (their published code) or both."
+            callback=one_of((*VARIANTS, "both")),
+            metavar="NAME",
+            help="text, authors (their published code) or both.",
         ),
     ] = "both",
     data: Annotated[
