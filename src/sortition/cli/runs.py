@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +16,7 @@ from sortition.cli.options import whole_number, writable_file
 from sortition.core.errors import LedgerError
 from sortition.ledger import read_run, verify_run
 from sortition.ledger.export import export_csv, whole_file
-from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise, suspect_rows
+from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, median_row, summarise, suspect_rows
 from sortition.ledger.suspects import SUSPECT_COLUMNS
 
 runs_app = typer.Typer()
@@ -42,17 +43,21 @@ def show(
     with read_run(run) as record:
         summary = summarise(record)
     console = Console(highlight=False)
+    overview = Table.grid(padding=(0, 1))
     for name, value in figures(summary):
-        console.print(f"{name:<18} {value}")
+        overview.add_row(f"{name:<18}", value)
+    console.print(overview)
     if top and summary.clients:
         for title, clients in (
-            ("most drawn", summary.clients[:top]),
-            ("least drawn, of those drawn at all", summary.clients[: -top - 1 : -1]),
+            ("most drawn, newest norms first", summary.clients[:top]),
+            ("least drawn, of those drawn at all", summary.clients[top:][: -top - 1 : -1]),
         ):
-            console.print(_table(title, CLIENT_COLUMNS, map(client_row, clients)))
+            if clients:
+                rows = [*map(client_row, clients), median_row(summary)]
+                console.print(_table(title, CLIENT_COLUMNS, rows))
     if top and summary.suspicion.suspects:
-        rows = suspect_rows(summary, top)
-        console.print(_table("suspects: norms above the guard's clip", SUSPECT_COLUMNS, rows))
+        suspects = suspect_rows(summary, top)
+        console.print(_table("suspects: norms above the guard's clip", SUSPECT_COLUMNS, suspects))
 
 
 @runs_app.command("export")
@@ -114,10 +119,14 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right")
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Where it is too wide, the titles of columns are broken, and the last column; never another number."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(columns):
+        cells = [row[place] for row in rows]
+        if place == len(columns) - 1:
+            cells = " ".join(cells).split()
+        table.add_column(column, justify="right", min_width=max(map(len, cells)))
     for row in rows:
         table.add_row(*row)
     return table

@@ -140,9 +140,23 @@ def _met(clients: dict[int, ClientSummary], cohort: Cohort) -> list[ClientSummar
 
 def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
     """A client, and why it is drawn as it is."""
-    norms = " ".join(f"{norm:.3g}" for norm in reversed(known.norms)) or "-"
+    silent = "never replied" if known.failures else "none yet"
+    norms = " ".join(f"{norm:.3g}" for norm in reversed(known.norms)) or silent
     name = f"{known.client} (left)" if known.left else str(known.client)
     return name, str(known.draws), str(known.failures), f"{known.probability:.3g}", norms
+
+
+def median_row(summary: RunSummary) -> tuple[str, str, str, str, str]:
+    """The medians of all clients drawn, and of their last norms: what the others are to be compared with."""
+    clients = summary.clients
+    newest = [known.norms[-1] for known in clients if known.norms]
+    return (
+        "median",
+        f"{np.median([known.draws for known in clients]):g}",
+        f"{np.median([known.failures for known in clients]):g}",
+        f"{np.median([known.probability for known in clients]):.3g}",
+        f"{np.median(newest):.3g}" if newest else "none",
+    )
 
 
 def suspect_rows(summary: RunSummary, most: int) -> list[tuple[str, str, str, str, str]]:
@@ -164,11 +178,14 @@ def figures(summary: RunSummary) -> list[tuple[str, str]]:
     asked = summary.replies + summary.failures
     present = "unknown" if summary.present is None else f"{summary.present}"
     coverage = "unknown" if summary.coverage is None else f"{summary.coverage:.1%}"
+    rounds = f"{summary.rounds}, {summary.open_rounds} of them await feedback"
+    if not summary.rounds:
+        rounds = "none drawn yet"
     share = f"{summary.failures / asked:.1%}" if asked else ""
     failed = f"{summary.failures} of {asked} requests to a client ({share})" if asked else "none asked yet"
     return [
         ("sampler", summary.sampler),
-        ("rounds", f"{summary.rounds}, {summary.open_rounds} of them await feedback"),
+        ("rounds", rounds),
         ("clients", present),
         ("coverage", f"{coverage} drawn at least once ({len(summary.clients)} clients)"),
         ("effective clients", f"{summary.effective_clients:.1f} of {summary.draws} draws"),
