@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,12 @@ from sortition.core.state import array, scalar, text
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.integrations.flower.identities import natural_order
+from sortition.integrations.flower.ledgers import CLIENTS, STATE, founding, ledger_file, left_at
 from sortition.integrations.flower.sizes import DataSizes
-from sortition.ledger import RecordedSampler, open_run, read_run
+from sortition.ledger import RecordedSampler, open_run
 from sortition.samplers.default import default_sampler
 
 SAMPLER = "sampler."
-STATE, CLIENTS = "flower", "flower_clients"
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Lottery:
         self._ids: dict[str, int] = {}
         self._met: BoolArray = np.zeros(0, dtype=bool)
         self._sizes = DataSizes(num_examples)
-        self._ledger = None if ledger is None else Path(ledger)
+        self._ledger = None if ledger is None else ledger_file(ledger)
         self._run: RecordedSampler | None = None
         self._fresh = copy.deepcopy(sampler) if ledger is not None else None
 
@@ -238,34 +237,35 @@ class Lottery:
 
     # The ledger --------------------------------------------------------------------------------------
 
+    def refuse_ledger(self) -> None:
+        """Raise if there is one: it would begin with a sampler that doesn't know what the state knows."""
+        if self._ledger is not None:
+            raise ConfigurationError(
+                f"ledger must be None where a state is loaded, since it keeps its own, got {self._ledger}"
+            )
+
     def resume(self) -> dict[str, Any] | None:
         """Continue the run in the ledger, if there is one: the state that ``learn`` kept last."""
-        if self._ledger is None or self._run is not None or not self._ledger.exists():
+        if self._run is not None:  # rounds were driven one by one
+            self.close()
+        if self._ledger is None or not self._ledger.exists():
             return None
         if self._is_default:
-            with read_run(self._ledger) as record:
-                settings = record.settings
-            self._founders = int(settings["num_clients"])
-            weights = settings.get("client_weights")
-            alike = np.full(self._founders, 1.0 / self._founders)
-            self._masses = alike if weights is None else np.asarray(weights, dtype=float)
+            self._founders, self._masses = founding(self._ledger)
             self._sampler = self._build(self._founders, self._masses)
-        run = self._open_run()
-        last = -1 if run.last_observed is None else run.last_observed
-        state = run.attachment(last, STATE) if last >= 0 else None
-        # Whoever joined in a round that is not over is known from its beginning.
-        begun = [run.attachment(number, CLIENTS) for number in range(last + 1, run.round_index + 1)]
-        for kept in (state, *begun):
-            if kept is not None:
-                self.restore(kept)
+        state, newest = left_at(self._open_run(), self._ledger)
+        if newest is not None:
+            self.restore(newest)
         return state
 
     def close(self) -> None:
         """Let go of the ledger."""
-        if self._run is not None:
-            self._sampler = self._run.sampler
-            self._run.close()
-            self._run = None
+        run, self._run = self._run, None
+        if run is not None:
+            try:
+                self._sampler = run.sampler
+            finally:
+                run.close()
 
     def _open_run(self) -> RecordedSampler:
         """The ledger makes its samplers itself, from the one that was given or as the default is built."""

@@ -131,19 +131,19 @@ class AdaptiveSampling(Strategy):
         beginning, ``initial_arrays`` give way to the saved ones, and all rounds keep their true numbers.
         """
         self._query_timeout = min(timeout, LONGEST_QUERY)
-        kept = self._lottery.resume()
-        if kept is not None:
-            self._restore(kept, lottery=False)
-        offset, self._resume_at = self._resume_at, 0
-        arrays = self._arrays if offset and self._arrays is not None else initial_arrays
-        if offset:
-            log.info("Resuming after round %d of %d", offset, num_rounds)
-        self._offset = offset
-
-        def evaluate(server_round: int, evaluated: ArrayRecord) -> MetricRecord | None:
-            return evaluate_fn(server_round + offset, evaluated) if evaluate_fn else None
-
         try:
+            kept = self._lottery.resume()
+            if kept is not None:
+                self._restore(kept, lottery=False)
+            offset, self._resume_at = self._resume_at, 0
+            arrays = self._arrays if offset and self._arrays is not None else initial_arrays
+            if offset:
+                log.info("Resuming after round %d of %d", offset, num_rounds)
+            self._offset = offset
+
+            def evaluate(server_round: int, evaluated: ArrayRecord) -> MetricRecord | None:
+                return evaluate_fn(server_round + offset, evaluated) if evaluate_fn else None
+
             result = super().start(
                 grid,
                 arrays,
@@ -239,6 +239,7 @@ class AdaptiveSampling(Strategy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state: ``start`` then goes on after the last complete round."""
+        self._lottery.refuse_ledger()
         self._restore(state, lottery=True)
 
     def _state(self, *, sampler: bool) -> dict[str, Any]:
