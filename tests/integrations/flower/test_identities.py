@@ -227,3 +227,65 @@ def test_a_client_that_can_not_be_reached_is_asked_again():
     grid.deaf = False
     one_round(adaptive, grid, model(0.0), 2)
     assert adaptive.identities == ("partition-id:0", "partition-id:2", "partition-id:1")
+
+
+class Silent(FakeGrid):
+    """Some nodes are online and never answer a query."""
+
+    silent: frozenset[int] = frozenset()
+
+    def _reply(self, message):
+        if message.metadata.message_type == "query" and message.metadata.dst_node_id in self.silent:
+            return None
+        return super()._reply(message)
+
+
+def test_one_node_that_never_answers_does_not_keep_the_others_waiting(monkeypatch):
+    """Not the first one that is asked, be it at the start or among newcomers."""
+
+    def never(seconds):
+        raise AssertionError("there are clients online")
+
+    monkeypatch.setattr("time.sleep", never)
+    grid, adaptive = Silent(simulated([0, 1, 2]).nodes), strategy()
+    grid.silent = frozenset({50})
+    one_round(adaptive, grid, model(0.0))
+    assert adaptive.identities == ("partition-id:1", "partition-id:2")
+    grid.nodes |= simulated([3, 4], first_node=90).nodes
+    one_round(adaptive, grid, model(0.0), 2)
+    assert adaptive.identities[2:] == ("partition-id:3", "partition-id:4")
+
+
+def test_one_newcomer_whose_query_fails_leaves_the_others_their_names():
+    grid, adaptive = simulated([0, 1]), strategy()
+    one_round(adaptive, grid, model(0.0))
+    grid.nodes |= simulated([None, 3], first_node=90).nodes
+    one_round(adaptive, grid, model(0.0), 2)
+    assert adaptive.identities[2:] == ("node:90", "partition-id:3")
+
+
+def test_clients_may_report_what_they_call_node():
+    class Reporting(FakeGrid):
+        def _reply(self, message):
+            reply = super()._reply(message)
+            if message.metadata.message_type == "query":
+                reply.content["answer"]["node"] = reply.content["answer"]["partition-id"]
+            return reply
+
+    adaptive = strategy(reported_key="node")
+    one_round(adaptive, Reporting(simulated([1, 0]).nodes), model(0.0))
+    assert adaptive.identities == ("node:0", "node:1")
+
+
+@pytest.mark.parametrize("size", [float("inf"), float("nan"), -1.0])
+def test_a_reported_size_that_makes_no_sense_is_as_good_as_none(size):
+    class Reporting(FakeGrid):
+        def _reply(self, message):
+            reply = super()._reply(message)
+            if message.metadata.message_type == "query":
+                reply.content["answer"]["num-examples"] = size if message.metadata.dst_node_id == 50 else 1.0
+            return reply
+
+    arrays, _ = one_round(strategy(), Reporting(simulated([0, 1, 2, 3], target=4.0).nodes), model(0.0))
+    assert np.isfinite(arrays["w"].numpy()).all()
+    assert arrays["w"].numpy() != 0.0

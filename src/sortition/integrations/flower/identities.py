@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -78,7 +79,7 @@ class Identities:
         self._size_key = size_key
         self._nodes: dict[int, _Node] = {}
         self._sizes: dict[str, float] = {}
-        self._answers_queries = True
+        self._answers_queries: bool | None = None  # until one was heard
         self._warned: set[tuple[int, int]] = set()
 
     @property
@@ -113,20 +114,19 @@ class Identities:
     def _ask(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, str]:
         """Ask one first: an app without queries then fails once, and not a thousand times."""
         found: dict[int, str] = {}
-        if self._answers_queries:
-            first = node_ids[:1]
-            found = self._query(first, grid, timeout)
-            self._answers_queries = not any(name.startswith("node:") for name in found.values())
-            if not found:
-                return {}
-        if not self._answers_queries:
+        others = node_ids
+        if self._answers_queries is None:
+            found, others = self._query(node_ids[:1], grid, timeout), node_ids[1:]
+        if self._answers_queries is not False:  # also where the first one was not heard: it may never be
+            found |= self._query(others, grid, timeout)
+        if self._answers_queries is False:
             log.warning(
                 "The ClientApp answers no query with '%s': clients go by their node ids, which other runs do "
                 "not share, so that a resumed run would start to learn anew.",
                 self._reported_key,
             )
             return {node_id: f"node:{node_id}" for node_id in node_ids}
-        return found | self._query(node_ids[1:], grid, timeout)
+        return found
 
     def _query(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, str]:
         """Those that were heard: by what they report, or by node id if they report nothing."""
@@ -135,20 +135,20 @@ class Identities:
         replies = list(grid.send_and_receive(messages, timeout=timeout)) if messages else []
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         found: dict[int, str] = {}
+        answers: list[bool] = []
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id)
             if node_id is None or (reply.has_error() and reply.error.code in NOT_REACHED):
                 continue
-            found[node_id] = f"node:{node_id}"
-            if reply.has_error():
-                continue
-            content = reply.content
+            content = RecordDict() if reply.has_error() else reply.content
             reported = _look_up(content, self._reported_key)
-            if reported is not None:
-                found[node_id] = f"{self._reported_key}:{reported}"
+            answers.append(reported is not None)
+            found[node_id] = f"node:{node_id}" if reported is None else f"{self._reported_key}:{reported}"
             size = _look_up(content, self._size_key)
-            if isinstance(size, (int, float)) and not isinstance(size, bool) and size >= 0:
+            if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < math.inf:
                 self._sizes[found[node_id]] = float(size)
+        if self._answers_queries is None and answers:
+            self._answers_queries = any(answers)
         return found
 
     def _later(self, identity: str, one: int, other: int) -> int:
