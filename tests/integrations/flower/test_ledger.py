@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
 from flwr.proto.node_pb2 import NodeInfo
 
 from sortition import UniformSampler
@@ -110,3 +111,66 @@ def test_a_cohort_drawn_before_the_crash_may_hold_clients_that_are_offline_now(t
 def strategy_name(names, client):
     """The name with this id: "client-10" is no number, so that the order is that of strings."""
     return sorted(names)[client]
+
+
+def test_sizes_met_in_a_cohort_that_is_asked_again_outlive_another_crash(tmp_path):
+    """Round 2 is lost; a newcomer is there when it is asked again; then the next crash, before round 3."""
+
+    def end(path, crash_again):
+        with pytest.raises(CrashError):
+            start(path, crash_at=2, when="within")
+        if crash_again:
+            with pytest.raises(CrashError):
+                start(path, crash_at=2, joins_at=2)
+        return start(path, joins_at=2)
+
+    strategy, result = end(tmp_path / "again.db", crash_again=True)
+    once, expected = end(tmp_path / "once.db", crash_again=False)
+    for name in ("sizes", "sizes_met", "met"):
+        np.testing.assert_array_equal(strategy.state_dict()[name], once.state_dict()[name])
+    for server_round, metrics in result.train_metrics_clientapp.items():
+        assert dict(metrics) == pytest.approx(dict(expected.train_metrics_clientapp[server_round]))
+    np.testing.assert_allclose(weights(result.arrays), weights(expected.arrays), rtol=0, atol=1e-12)
+
+
+def test_a_cohort_that_was_left_behind_and_is_heard_late_takes_no_sizes_back(tmp_path):
+    """By hand: round 0 is drawn and left, a newcomer joins, round 1 is heard, then a new start hears both."""
+
+    def by_hand(grid, heard):
+        strategy = AdaptiveSampling(INNER["FedAvg"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db")
+        strategy._lottery.resume()
+        for answered in heard:
+            messages = strategy.configure_train(1, model(0.0), ConfigRecord(), grid)
+            if answered:
+                strategy.aggregate_train(1, grid.send_and_receive(messages))
+            grid.nodes[9999] = (NodeInfo(node_id=9999, name="client-11"), newcomer(11))
+        state = strategy.state_dict()
+        strategy._lottery._run._abandon()
+        return state
+
+    grid = federation(clients()[:11])
+    by_hand(grid, heard=[False, True])
+    before = by_hand(grid, heard=[True])
+    after = by_hand(grid, heard=[])
+    for name in ("sizes", "sizes_met", "met"):
+        np.testing.assert_array_equal(after[name], before[name])
+
+
+def test_a_cohort_of_whom_nobody_is_left_is_a_round_without_a_reply(tmp_path, monkeypatch):
+    """The inner strategy would wait for ever for nodes to send its messages to."""
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", never)
+    with pytest.raises(CrashError):
+        start(tmp_path / "run.db", crash_at=1, when="within")
+    with read_run(tmp_path / "run.db") as record:
+        (drawn,) = (each.cohort.clients for each in record.rounds())
+    grid = federation(clients()[:11])
+    gone = {strategy_name([f"client-{place}" for place in range(11)], client) for client in drawn}
+    grid.nodes = {node: each for node, each in grid.nodes.items() if each[0].name not in gone}
+    strategy = AdaptiveSampling(INNER["FedAdam"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db")
+    result = strategy.start(grid, model(0.0, 1.0), num_rounds=2)
+    assert result.train_metrics_clientapp[1]["sampling-replies"] == 0
+    assert result.train_metrics_clientapp[2]["sampling-failures"] == 0
+
+
+def never(seconds):
+    raise AssertionError("nothing to wait for")

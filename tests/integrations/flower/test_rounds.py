@@ -188,6 +188,19 @@ def test_an_update_that_is_not_finite_is_no_reply():
     assert (metrics["sampling-replies"], metrics["sampling-failures"]) == (2, 1)
 
 
+@pytest.mark.parametrize("counter", [np.nan, np.inf])
+def test_an_integer_array_that_comes_back_not_finite_is_no_reply(counter):
+    start = ArrayRecord({"w": Array(np.zeros(1)), "batches": Array(np.array([10]))})
+
+    def train(arrays, _):
+        return {"w": arrays["w"] + 1.0, "batches": np.array([counter])}
+
+    grid = federation([Client(2.0), Client(train=train), Client(4.0)])
+    arrays, metrics = one_round(adaptive(cohort_size=3), grid, start)
+    assert (metrics["sampling-replies"], metrics["sampling-failures"]) == (2, 1)
+    assert 0 <= arrays["batches"].numpy()[0] <= 10
+
+
 def test_arrays_of_another_shape_or_name_are_an_error():
     for wrong in ({"w": np.zeros(3)}, {"v": np.zeros(1)}):
         grid = federation([Client(), Client(train=lambda model, _, wrong=wrong: wrong)])
@@ -269,6 +282,22 @@ def test_any_sampler_and_design_will_do(design):
     sampler = AdaptiveOSMDSampler(num_clients=4, cohort_size=2, num_rounds=10, design=design)
     result = adaptive(sampler=sampler).start(federation(clients()), model(0.0), num_rounds=10)
     assert np.isfinite(weights(result.arrays)).all()
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
+def test_a_round_in_which_nobody_is_drawn_is_one_without_a_reply(inner, monkeypatch):
+    """Independent draws can come out empty; the inner strategy would wait for nodes for ever."""
+
+    def never(seconds):
+        raise AssertionError("nothing to wait for")
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", never)
+    sampler = UniformSampler(num_clients=4, cohort_size=1, design="independent")
+    strategy = AdaptiveSampling(inner(fraction_evaluate=0.0), sampler=sampler)
+    result = strategy.start(federation(clients()), model(0.0), num_rounds=20)
+    drawn = [each["sampling-distinct-clients"] for each in result.train_metrics_clientapp.values()]
+    assert len(drawn) == 20
+    assert min(drawn) == 0 < max(drawn)
 
 
 def test_metrics_of_a_round():

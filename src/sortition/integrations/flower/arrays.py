@@ -49,7 +49,9 @@ class Model:
                         f"got {returned.shape}"
                     )
                 difference = np.subtract(returned, start, out=self._difference[key], dtype=np.float64)
-                if self._own[key].dtype.kind == "f":
+                if self._own[key].dtype.kind != "f":
+                    squared += 0.0 if np.all(np.isfinite(difference)) else np.nan
+                else:
                     # Not by BLAS: its threads are slow to start and get in the way of the simulation's.
                     flat = difference.reshape(-1)
                     squared += float(np.einsum("i,i->", flat, flat))

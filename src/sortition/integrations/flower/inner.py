@@ -29,7 +29,9 @@ class Inner:
     def configure(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, nodes: list[int]
     ) -> list[Message]:
-        """Its messages to exactly these nodes."""
+        """Its messages to exactly these nodes; it isn't asked where there are none, or it would wait."""
+        if not nodes:
+            return []
         with _set(self.strategy, min_train_nodes=1, min_available_nodes=1):
             offered = OfferedGrid(grid, nodes)
             return list(self.strategy.configure_train(server_round, arrays, config, offered))

@@ -89,7 +89,7 @@ def sampling_metrics(
         "failures": len(drawn) - len(replied),
         "effective-clients": effective_number(probabilities),
         "variance-ratio": ratio.value,
-        "largest-weight": float(drawn.weights.max()),
+        "largest-weight": float(drawn.weights.max(initial=0.0)),
         "total-weight": float(np.sum(shares * replied.weights)),
         "coverage": met / num_clients,
     }
