@@ -14,8 +14,8 @@ Oracles are shown the norms of all clients before each draw; there the colluders
 With the guard the sampler has ``Guard()``, and a server that is sent updates clips them at
 ``sampler.norm_bound``; strict is ``Guard(outliers_share=0.2, clip_factor=20)``.
 
-``--out`` writes attack.json, attack.md (every cell) and, with the extra "reports", attack.svg. All of it
-takes about 2.5 minutes on two idle cores.
+``attack_report.py`` makes the tables and the picture. ``--out`` writes attack.json, attack.md (every cell)
+and, with the extra "reports", attack.svg. All of it takes about 3 minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -23,91 +23,80 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attack_report import cells_of, honest_table, markdown, picture
 
 from sortition import (
-    AdaptiveOSMDSampler,
     AvareSampler,
-    DoublingOSMDSampler,
     EmpiricalBayesSampler,
     FixedSampler,
     Guard,
-    KVibSampler,
-    MABSSampler,
-    OptimalClientSampler,
     OptimalSampler,
     OSMDSampler,
     PortfolioSampler,
     ProportionalSampler,
-    UniformSampler,
-    VRBSampler,
 )
 from sortition.cli.progress import RoundsProgress
 from sortition.core.rates import expert_rates
 from sortition.core.variance import aggregate
+from sortition.experiments.contestants import CONTESTANTS, EXPLORATION, ORACLES, Contestant, Trial
 from sortition.experiments.parallel import Tick, run_tasks
 from sortition.experiments.trajectory import variance_ratio
 from sortition.problems import STEP_SIZE, DigitsFederation
 
 COHORT_SIZE = 5
-EXPLORATION = 0.4
-FACTORS = (1e-6, 1e-3, 0.1, 10.0, 1e3, 1e6)
+FACTORS = (1e-6, 1e-3, 0.1, 10.0, 100.0, 1e3, 1e6)
 SHARES = (0.01, 0.05)
 DEFENCES: dict[str, Guard | None] = {
     "none": None,
     "guard": Guard(),
     "strict": Guard(outliers_share=0.2, clip_factor=20.0),
 }
-Common = dict[str, Any]
-Build = Callable[[Common, int], Any]
 
 
-def plain_osmd(common: Common, rounds: int) -> OSMDSampler:
+@dataclass(frozen=True)
+class GuardedTrial(Trial):
+    """A trial with a guard; nobody pre-trains, so the first feedback is the bound."""
+
+    guard: Guard | None
+
+    def common(self) -> dict[str, Any]:
+        """The arguments that every sampler takes."""
+        return {**super().common(), "guard": self.guard}
+
+
+def plain_osmd(trial: Trial) -> OSMDSampler:
     """OSMD at the middle one of the paper's expert rates, for norms of one and clients of average size."""
-    clients = common["num_clients"]
-    rates = expert_rates(clients, COHORT_SIZE, rounds, EXPLORATION, 1.0 / clients**2)
-    return OSMDSampler(learning_rate=float(rates[len(rates) // 2]), exploration=EXPLORATION, **common)
+    clients = len(trial.client_weights)
+    rates = expert_rates(clients, COHORT_SIZE, trial.num_rounds, EXPLORATION, 1.0 / clients**2)
+    rate = float(rates[len(rates) // 2])
+    return OSMDSampler(learning_rate=rate, exploration=EXPLORATION, **trial.common())
 
 
-def fixed(common: Common, rounds: int) -> FixedSampler:
+def fixed(trial: Trial) -> FixedSampler:
     """Halfway between uniform and proportional, in logarithms."""
-    roots = np.sqrt(common["client_weights"])
-    return FixedSampler(probabilities=roots / roots.sum(), **common)
+    roots = np.sqrt(trial.client_weights)
+    return FixedSampler(probabilities=roots / roots.sum(), **trial.common())
 
 
-def portfolio(common: Common, rounds: int) -> PortfolioSampler:
+def portfolio(trial: Trial) -> PortfolioSampler:
     """Proportional, Avare and empirical Bayes; the guard is the portfolio's."""
+    common = trial.common()
     bare = {name: common[name] for name in ("num_clients", "cohort_size", "client_weights")}
     kinds = (ProportionalSampler, AvareSampler, EmpiricalBayesSampler)
     experts = [kind(**bare, guard=None) for kind in kinds]
-    return PortfolioSampler(experts=experts, seed=common["seed"], guard=common["guard"])
+    return PortfolioSampler(experts=experts, seed=trial.seed, guard=common["guard"])
 
 
-SAMPLERS: dict[str, Build] = {
-    "uniform": lambda common, rounds: UniformSampler(**common),
-    "fixed": fixed,
-    "proportional": lambda common, rounds: ProportionalSampler(**common),
-    "osmd": plain_osmd,
-    "adaptive-osmd": lambda common, rounds: AdaptiveOSMDSampler(num_rounds=rounds, **common),
-    "adaptive-osmd-x100": lambda common, rounds: AdaptiveOSMDSampler(
-        num_rounds=rounds, rate_scale=100.0, **common
-    ),
-    "doubling-osmd": lambda common, rounds: DoublingOSMDSampler(**common),
-    "mabs": lambda common, rounds: MABSSampler(num_rounds=rounds, **common),
-    "vrb": lambda common, rounds: VRBSampler(**common),
-    "avare": lambda common, rounds: AvareSampler(**common),
-    "k-vib": lambda common, rounds: KVibSampler(num_rounds=rounds, **common),
-    "portfolio": portfolio,
-    "empirical-bayes": lambda common, rounds: EmpiricalBayesSampler(**common),
-    "optimal-client-sampling": lambda common, rounds: OptimalClientSampler(**common),
-    "optimal": lambda common, rounds: OptimalSampler(**common),
-}
+ALL: dict[str, Contestant] = {**CONTESTANTS, "fixed": fixed, "osmd": plain_osmd, "portfolio": portfolio}
+SAMPLERS = {name: ALL[name] for name in sorted(ALL, key=lambda name: name in ORACLES)}
+"""Every sampler of the library, the oracles last."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +118,9 @@ SHOWN = (
     Attack("report", 0.05, 1e6),
     Attack("send", 0.05, 1e6),
 )
-"""What the short table and the picture have."""
+"""What the short table has."""
+PICTURED = (Attack("honest", 0.05, 1.0), *SHOWN[:4])
+"""What the picture has."""
 
 
 @dataclass(frozen=True)
@@ -165,14 +156,11 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int, tick: T
     colluders[np.random.default_rng(seed + 1000).permutation(federation.num_clients)[:count]] = True
     all_factors = np.where(colluders, attack.factor, 1.0)
     weights = federation.client_weights
-    common = {
-        "num_clients": federation.num_clients,
-        "cohort_size": COHORT_SIZE,
-        "client_weights": weights,
-        "seed": seed,
-        "guard": DEFENCES[defence],
-    }
-    sampler = SAMPLERS[name](common, rounds)
+    no_bound: Any = None
+    guard = DEFENCES[defence]
+    sampler: Any = SAMPLERS[name](
+        GuardedTrial(weights, COHORT_SIZE, rounds, no_bound, "with_replacement", seed, guard)
+    )
     model = federation.initial_model()
     losses, ratios, drawn, total = [], [], 0, 0
     for t in range(rounds):
@@ -190,7 +178,7 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int, tick: T
             updates = updates * factors[:, None]
         norms = np.linalg.norm(updates, axis=1)
         sampler.observe(cohort, norms * factors if attack.kind == "report" else norms)
-        if attack.kind == "send" and DEFENCES[defence] is not None:
+        if attack.kind == "send" and guard is not None:
             bound = sampler.norm_bound
             updates = updates * np.where(norms > bound, bound / np.maximum(norms, 1e-9), 1.0)[:, None]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -244,133 +232,6 @@ def run_all(
         return run_tasks(tasks, jobs, progress.advance_to)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Means over the seeds, and half the range."""
-
-    draws: float
-    draws_spread: float
-    damage: float
-    """The loss over that of the honest run without a guard, of the same sampler and seed."""
-    damage_spread: float
-
-    def __str__(self) -> str:
-        draws = f"{100 * self.draws:.0f} ± {100 * self.draws_spread:.0f}%"
-        if not np.isfinite(self.damage) or self.damage >= 100.0:
-            return f"{draws}, x{self.damage:.0e}"
-        return f"{draws}, x{self.damage:.2f} ± {self.damage_spread:.2f}"
-
-
-def cells_of(outcomes: Sequence[Outcome]) -> dict[tuple[str, str, Attack], Cell]:
-    """One cell for each sampler, defence and attack."""
-    honest = {
-        (one.sampler, one.seed): one.loss
-        for one in outcomes
-        if one.attack.kind == "honest" and one.defence == "none"
-    }
-    grouped: dict[tuple[str, str, Attack], list[tuple[float, float]]] = {}
-    for one in outcomes:
-        key = (one.sampler, one.defence, one.attack)
-        grouped.setdefault(key, []).append((one.draws, one.loss / honest[one.sampler, one.seed]))
-    cells = {}
-    for key, values in grouped.items():
-        (draws, damage), spread = np.mean(values, axis=0), np.ptp(values, axis=0) / 2.0
-        cells[key] = Cell(float(draws), float(spread[0]), float(damage), float(spread[1]))
-    return cells
-
-
-def markdown(cells: dict[tuple[str, str, Attack], Cell], chosen: Sequence[Attack]) -> str:
-    """A table: a row for each sampler and attack, a column for each defence."""
-    names = list(dict.fromkeys(name for name, _, _ in cells))
-    defences = list(dict.fromkeys(defence for _, defence, _ in cells))
-    lines = ["| sampler | attack | " + " | ".join(defences) + " |", "|---" * (2 + len(defences)) + "|"]
-    for name in names:
-        for attack in chosen:
-            row = " | ".join(str(cells[name, defence, attack]) for defence in defences)
-            lines.append(f"| {name} | {attack} | {row} |")
-    return "\n".join(lines) + "\n"
-
-
-def picture(cells: dict[tuple[str, str, Attack], Cell]) -> dict[str, Any]:
-    """A Vega-Lite heat map: the colluders' share of the draws, a panel for each defence."""
-    rows = [
-        {"sampler": name, "defence": defence, "attack": str(attack), "draws": cell.draws}
-        for (name, defence, attack), cell in cells.items()
-        if attack in (*SHOWN[:4], Attack("honest", 0.05, 1.0))
-    ]
-    order = [str(attack) for attack in (Attack("honest", 0.05, 1.0), *SHOWN[:4])]
-    names = list(dict.fromkeys(row["sampler"] for row in rows))
-    titles = {"none": "no guard", "guard": "Guard(), the default", "strict": "strict"}
-    panels = [
-        {
-            "title": titles[defence],
-            "data": {"values": [row for row in rows if row["defence"] == defence]},
-            "width": {"step": 46},
-            "height": {"step": 19},
-            "encoding": {
-                "x": {"field": "attack", "type": "nominal", "sort": order, "title": None,
-                      "axis": {"orient": "top", "labelAngle": -35}},
-                "y": {"field": "sampler", "type": "nominal", "sort": names, "title": None,
-                      "axis": {} if place == 0 else {"labels": False, "ticks": False}},
-            },
-            "layer": [
-                {
-                    "mark": "rect",
-                    "encoding": {
-                        "color": {
-                            "field": "draws",
-                            "type": "quantitative",
-                            "scale": {"scheme": "yelloworangered", "domain": [0, 1]},
-                            "legend": None,
-                        }
-                    },
-                },
-                {
-                    "mark": {"type": "text", "fontSize": 10},
-                    "encoding": {
-                        "text": {"field": "draws", "type": "quantitative", "format": ".0%"},
-                        "color": {"condition": {"test": "datum.draws > 0.6", "value": "white"},
-                                  "value": "black"},
-                    },
-                },
-            ],
-        }
-        for place, defence in enumerate(titles)
-        if any(row["defence"] == defence for row in rows)
-    ]  # fmt: skip
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "background": "white",
-        "padding": 8,
-        "title": "Share of the draws that colluders get (1% or 5% of the clients)",
-        "hconcat": panels,
-    }
-
-
-def honest_cost(names: Sequence[str], rounds: int, seeds: int, jobs: int) -> str:
-    """What the guard costs where nobody lies: paired differences over the seeds, with standard errors."""
-    nobody = Attack("honest", 0.01, 1.0)
-    outcomes = run_all(names, ("none", "guard"), [nobody], rounds, seeds, jobs)
-    lines = [
-        "| sampler | loss | guard adds | variance | guard adds | suspects |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in names:
-        found = {(one.defence, one.seed): one for one in outcomes if one.sampler == name}
-        text = f"| {name}"
-        for quantity in ("loss", "variance"):
-            both = np.array([
-                [getattr(found[defence, seed], quantity) for defence in ("none", "guard")]
-                for seed in range(seeds)
-            ])  # fmt: skip
-            added = (both[:, 1] - both[:, 0]) / both[:, 0]
-            error = added.std(ddof=1) / np.sqrt(seeds)
-            text += f" | {both[:, 0].mean():.3f} | {added.mean():+.1%} ± {error:.1%}"
-        suspects = np.mean([found["guard", seed].suspects for seed in range(seeds)])
-        lines.append(f"{text} | {suspects:.1f} of 100 |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Run everything, print the short table, write the rest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -385,7 +246,9 @@ def main() -> None:
     options = parser.parse_args()
     names = options.samplers.split(",")
     if options.honest:
-        print(honest_cost(names, options.rounds, options.honest, options.jobs))
+        nobody = Attack("honest", 0.01, 1.0)
+        honest = run_all(names, ("none", "guard"), [nobody], options.rounds, options.honest, options.jobs)
+        print(honest_table(honest))
         return
     started = time.monotonic()
     outcomes = run_all(names, list(DEFENCES), attacks(), options.rounds, options.seeds, options.jobs)
@@ -400,7 +263,7 @@ def main() -> None:
         try:
             from sortition.reports.page import picture_svg
 
-            (options.out / "attack.svg").write_bytes(picture_svg(picture(cells)))
+            (options.out / "attack.svg").write_bytes(picture_svg(picture(cells, PICTURED)))
         except ModuleNotFoundError:
             print("no picture without vl-convert; run: pip install 'sortition[reports]'")
 
