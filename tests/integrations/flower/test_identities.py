@@ -181,6 +181,12 @@ def test_any_function_can_say_who_a_node_is():
     assert adaptive.identities == ("place:1,1", "place:2,2", "place:3,3")
 
 
+def test_an_identity_that_is_no_string_is_refused():
+    adaptive = strategy(identity=lambda node: node.node_id)
+    with pytest.raises(ConfigurationError, match="identity must return a string, or None to ask, got 3"):
+        one_round(adaptive, FakeGrid({3: (info(3), Client())}), model(0.0))
+
+
 def test_a_sampler_for_fewer_clients_grows():
     sampler = UniformSampler(num_clients=2, cohort_size=2)
     nodes = {n: (info(n, name=f"c{n}"), Client()) for n in range(1, 6)}

@@ -110,6 +110,17 @@ def test_a_sampler_with_client_weights_of_its_own_is_refused():
         AdaptiveSampling(FedAvg(), sampler=sampler)
 
 
-def test_sizes_that_make_no_sense_are_refused():
-    with pytest.raises(ConfigurationError, match=r"num_examples .* got -1 for 'name:a'"):
-        AdaptiveSampling(FedAvg(), cohort_size=2, num_examples={"name:a": -1})
+def test_what_is_no_sampler_is_refused():
+    with pytest.raises(ConfigurationError, match="sampler must be a sampler, got 'uniform'"):
+        AdaptiveSampling(FedAvg(), sampler="uniform")
+
+
+@pytest.mark.parametrize("size", [-1, "many", None, float("inf")])
+def test_sizes_that_make_no_sense_are_refused(size):
+    with pytest.raises(ConfigurationError, match=rf"num_examples .* got {size!r} for 'name:a'"):
+        AdaptiveSampling(FedAvg(), cohort_size=2, num_examples={"name:a": size})
+
+
+def test_sizes_without_names_are_refused():
+    with pytest.raises(ConfigurationError, match=r"num_examples must map .* got \[1, 2\]"):
+        AdaptiveSampling(FedAvg(), cohort_size=2, num_examples=[1, 2])

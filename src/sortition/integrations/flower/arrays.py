@@ -13,6 +13,7 @@ from sortition.core.errors import ConfigurationError, FeedbackError
 from sortition.core.types import FloatArray
 
 AnyArray = NDArray[Any]
+NUMBERS = "fiub"
 
 
 class Model:
@@ -25,7 +26,7 @@ class Model:
     def __init__(self, record: ArrayRecord) -> None:
         self._own: dict[str, AnyArray] = {key: array.numpy() for key, array in record.items()}
         for key, array in self._own.items():
-            if array.dtype.kind not in "fiub":
+            if array.dtype.kind not in NUMBERS:
                 raise ConfigurationError(
                     f"arrays must be of floats, integers or booleans, got {array.dtype} for {key!r}"
                 )
@@ -47,6 +48,11 @@ class Model:
                     raise FeedbackError(
                         f"the reply of {client} must hold {key!r} of shape {start.shape}, "
                         f"got {returned.shape}"
+                    )
+                if returned.dtype.kind not in NUMBERS:
+                    raise FeedbackError(
+                        f"the reply of {client} must hold {key!r} in floats, integers or booleans, "
+                        f"got {returned.dtype}"
                     )
                 difference = np.subtract(returned, start, out=self._difference[key], dtype=np.float64)
                 if self._own[key].dtype.kind != "f":

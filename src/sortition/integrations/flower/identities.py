@@ -12,6 +12,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
+from sortition.core.errors import ConfigurationError
+
 log = logging.getLogger("flwr.sortition")
 
 IdentityFunction = Callable[[NodeInfo], str | None]
@@ -104,6 +106,9 @@ class Identities:
     def _meet(self, nodes: list[NodeInfo], grid: Grid, timeout: float) -> None:
         activated = {node.node_id: node.last_activated_at for node in nodes}
         names = {node.node_id: self._identity(node) for node in nodes}
+        for name in names.values():
+            if not (name is None or isinstance(name, str)):
+                raise ConfigurationError(f"identity must return a string, or None to ask, got {name!r}")
         named = {node_id: name for node_id, name in names.items() if name is not None}
         unnamed = sorted(names.keys() - named.keys())
         if unnamed:

@@ -75,6 +75,8 @@ class Lottery:
                 "one of cohort_size and sampler must be given, got "
                 + ("neither" if sampler is None else "both")
             )
+        if not (sampler is None or isinstance(sampler, Sampler)):
+            raise ConfigurationError(f"sampler must be a sampler, got {sampler!r}")
         if sampler is not None and sampler.state_dict().get("config.client_weights", "uniform") != "uniform":
             raise ConfigurationError(
                 "sampler must be built without client_weights, since the data sizes come from the clients or "

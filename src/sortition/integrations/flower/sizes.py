@@ -40,7 +40,9 @@ class DataSizes:
     """
 
     def __init__(self, given: Mapping[str, float] | None = None) -> None:
-        self._given = {} if given is None else {name: _size(name, value) for name, value in given.items()}
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigurationError(f"num_examples must map identities to numbers, got {given!r}")
+        self._given = {name: _size(name, value) for name, value in (given or {}).items()}
         self._sizes: FloatArray = np.zeros(0)
         self._fixed: list[bool] = []
         self._met_examples = 0.0
@@ -111,7 +113,10 @@ class DataSizes:
 
 
 def _size(name: str, value: float) -> float:
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
     if not (np.isfinite(number) and number >= 0.0):
         raise ConfigurationError(f"num_examples must be finite and not negative, got {value!r} for {name!r}")
     return number
