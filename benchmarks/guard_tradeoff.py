@@ -36,8 +36,10 @@ ALONE = replace(COSTLESS, outliers_share=1.0)
 NO_CLIP = replace(ALONE, clip_factor=1e9, fence=100.0)
 GUARDS: dict[str, tuple[str, Guard | None]] = {
     "no guard": ("none", None),
+    **{f"share {s:g}": ("share", replace(COSTLESS, outliers_share=s)) for s in (0.7, 0.5, 0.3, 0.1)},
     **{
-        f"share {s:g}": ("share", replace(COSTLESS, outliers_share=s)) for s in (0.7, 0.5, 0.4, 0.3, 0.2, 0.1)
+        f"strict {s:g}": ("strict", replace(COSTLESS, outliers_share=s, allow_heavy_tails=False))
+        for s in (0.5, 0.3, 0.2, 0.1)
     },
     **{
         f"clip {f:g}": ("clip", replace(ALONE, clip_factor=f, fence=1.0 if f < 100 else 4.0))
@@ -192,7 +194,12 @@ def picture(points: list[Point]) -> dict[str, Any]:
     rows = [
         {**asdict(p), "extra": 100 * (p.cost - 1), "worst_extra": 100 * (p.worst_cost - 1)} for p in points
     ]
-    names = {"share": "joint share of outliers", "clip": "clip alone", "cap": "cap on one client alone"}
+    names = {
+        "share": "joint share of outliers",
+        "strict": "the same, heavy tails or not",
+        "clip": "clip alone",
+        "cap": "cap on one client alone",
+    }
     for row in rows:
         row["defence"] = names.get(row["family"], "no guard")
     x = {"field": "held_5", "type": "quantitative", "title": "held by 5% of colluders, at worst",

@@ -19,8 +19,8 @@ from sortition import (
     OSMDSampler,
 )
 from sortition.core.designs import DESIGNS
-from sortition.samplers.guard import BELIEVED, Watch
 from sortition.samplers.outliers import median_and_quantile
+from sortition.samplers.watch import BELIEVED, Watch
 from sortition.samplers.yardstick import OUTDATED, REMEMBERED
 from sortition.testing import check_sampler
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, train
@@ -246,13 +246,14 @@ def test_the_guard_survives_saving() -> None:
         ({"largest_rise": 0.5}, "largest_rise must be above 1, got 0.5"),
         ({"largest_rise": float("inf")}, "largest_rise must be a finite number"),
         ({"fence": 0.0}, "fence must be a finite number above 0"),
+        ({"allow_heavy_tails": 1}, "allow_heavy_tails must be True or False, got 1"),
         ({"trial_replies": -1}, "trial_replies must be a whole number"),
         ({"outlier_factor": 1.0}, "outlier_factor must be above 1, got 1.0"),
         ({"outliers_share": 0.0}, r"outliers_share must lie in \(0, 1\], got 0.0"),
         ({"largest_probability": 0.0}, r"largest_probability must lie in \(0, 1\], got 0.0"),
     ],
 )
-def test_settings_are_checked(chosen: dict[str, float], message: str) -> None:
+def test_settings_are_checked(chosen: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Guard(**chosen)
 

@@ -29,7 +29,9 @@ M, K = 7, 3
 
 def portfolio(**common: Any) -> PortfolioSampler:
     experts = [build(**common) for build in (MABS, VRBSampler, AvareSampler, ProportionalSampler)]
-    return PortfolioSampler(experts=experts, guard=Guard(outliers_share=1.0))  # a share goes before proportions
+    return PortfolioSampler(
+        experts=experts, guard=Guard(outliers_share=1.0)
+    )  # a share goes before proportions
 
 
 def MABS(**common: Any) -> MABSSampler:  # noqa: N802 - like a class

@@ -121,13 +121,13 @@ def test_the_quick_test_agrees_with_the_bounds(norms: list[float], data: st.Data
 
 def test_many_outliers_are_summed_up_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond so many the last replies say whether it is worth while; when it matters, they say so."""
-    monkeypatch.setattr("sortition.samplers.guard.MANY", 3)
+    monkeypatch.setattr("sortition.samplers.watch.MANY", 3)
     assert liars_hold("avare", Guard(outliers_share=0.3), 1e6, 5) <= 0.3 * (1.0 + 1e-9)
 
 
 def test_many_outliers_do_not_escape_by_falling_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever lies once and is silent from then on makes up for no replies, but is summed up all the same."""
-    monkeypatch.setattr("sortition.samplers.guard.MANY", 100)
+    monkeypatch.setattr("sortition.samplers.watch.MANY", 100)
     clients, liars = 1200, 110
     sampler = AvareSampler(
         num_clients=clients, cohort_size=600, design="without_replacement", guard=Guard(), seed=0
@@ -195,3 +195,19 @@ def test_the_share_that_colluders_can_hold(share: float) -> None:
         cohort = unguarded.draw()
         unguarded.observe(cohort, np.where(colluders[cohort.clients], 1e6, 1.0))
     assert unguarded.probabilities()[colluders].sum() > 1.5 * held
+
+
+def test_heavy_tails_are_allowed_for_unless_told_otherwise() -> None:
+    """Honest norms of a power law with infinite mean, and two clients far above them all."""
+    norms = np.exp(1.5 * np.log(0.5 / np.minimum((np.arange(100) + 0.5) / 100, 0.5)))
+    norms[:2] = 1e6
+    held = {}
+    for allowed in (True, False):
+        guard = Guard(outliers_share=0.3, allow_heavy_tails=allowed)
+        sampler = AvareSampler(num_clients=100, cohort_size=20, guard=guard, seed=0)
+        for _ in range(100):
+            cohort = sampler.draw()
+            sampler.observe(cohort, norms[cohort.clients])
+        held[allowed] = sampler.probabilities([0, 1]).sum()
+    assert held[True] > 0.6
+    assert held[False] <= 0.3 * (1.0 + 1e-9)

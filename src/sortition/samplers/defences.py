@@ -12,8 +12,9 @@ from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.capped import Capped
 from sortition.engine.drawing import Distribution
-from sortition.samplers.guard import Guard, Suspect, Watch, WeightsOf
+from sortition.samplers.guard import Guard, Suspect
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
+from sortition.samplers.watch import Watch, WeightsOf
 
 
 class Defences:
