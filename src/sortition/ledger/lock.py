@@ -15,6 +15,7 @@ import zlib
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
+from sortition.ledger.places import Places
 
 LOCK = "lock"
 """The name of the lock file, in the side directory of a run."""
@@ -39,12 +40,17 @@ class WriterLock:
                 f"{run} must have one writer, but it is open for writing elsewhere; "
                 "read_run and the sortition runs commands read it all the same"
             ) from None
+        self._places = Places(run, (file,))
         _held.add(self)
 
     def check_process(self) -> None:
         """A forked child has the run in memory too, but it is not the writer."""
         if os.getpid() != self._process:
             raise LedgerError(f"{self._run} must be written by the process that opened it, got a fork of it")
+
+    def check_place(self) -> None:
+        """Where the lock file is gone, somebody else may hold another one."""
+        self._places.check()
 
     def note(self, number: int, checksum: bytes) -> None:
         """Let the witness know of a row; a disk that can't take it does not matter."""

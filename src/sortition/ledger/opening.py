@@ -14,7 +14,7 @@ from sortition.ledger.lock import LOCK, WriterLock, witness
 from sortition.ledger.recipe import recipe
 from sortition.ledger.recorded import RecordedSampler
 from sortition.ledger.replay import MakeSampler, built
-from sortition.ledger.store import Store, check_header
+from sortition.ledger.store import Store, check_header, wal_of
 
 NEW = "new.db"
 
@@ -58,7 +58,7 @@ def open_run(
 def _begin(run: Path, directory: Path, make_sampler: MakeSampler) -> None:
     """Write a new run aside and move it into place: ``run`` is whole or not there."""
     remains = [file.name for file in directory.iterdir() if not file.name.startswith((LOCK, NEW))]
-    wal = run.with_name(run.name + "-wal")
+    wal = wal_of(run)
     if wal.exists():
         remains.append(wal.name)
     if remains or witness(directory / LOCK) is not None:

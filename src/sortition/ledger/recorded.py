@@ -177,12 +177,12 @@ class RecordedSampler(SamplerView):
             return self._attachments.read(round_index, name)
 
     def close(self) -> None:
-        """Take a snapshot, unless there is one already, and let the next one write."""
+        """Take a snapshot, unless there is one already, and let the next one write; also if it raises."""
         with self._mutex:
             if self._closed:
                 return
             try:
-                self._lock.check_process()
+                self._check_hold()
                 if self._standing is not None and self._snapshot_at < self._store.last:
                     self._snapshot(self._standing)
             finally:
@@ -208,7 +208,13 @@ class RecordedSampler(SamplerView):
     def _check_open(self) -> None:
         if self._closed:
             raise LedgerError(f"{self._store.path} must be open, but this run was closed")
+        self._check_hold()
+
+    def _check_hold(self) -> None:
+        """A fork is not the writer, nor is one whose files are elsewhere by now."""
         self._lock.check_process()
+        self._lock.check_place()
+        self._store.check_place()
 
     def _current(self) -> Replayed:
         with self._mutex:

@@ -6,7 +6,9 @@ neither change, vanish, nor change places unnoticed. One row is one transaction:
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from urllib.parse import quote
 
 from sortition.core.errors import LedgerError
 from sortition.ledger.encoding import Plain, pack, unpack
+from sortition.ledger.places import Places
 
 APPLICATION_ID = 0x534F5254  # "SORT"
 SCHEMA_VERSION = 1
@@ -39,6 +42,8 @@ CREATE TABLE events (
 ) STRICT;
 CREATE INDEX events_by_round ON events (round_index, kind);
 """
+COLUMNS = (int, str, int, float, bytes, bytes)
+"""What a row consists of; where SQLite's own words are damaged, it may find something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ def checksum(previous: bytes, number: int, kind: str, round_index: int, at: floa
 def check_header(path: Path) -> None:
     """A LedgerError unless ``path`` is a run that this version can read; it is not opened, only looked at."""
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):  # to open one is to wait for whoever writes to it
+            raise LedgerError(f"{path} must be a run of sortition, got a pipe")
         with open(path, "rb") as file:
             start = file.read(_HEADER.size)
     except OSError as error:
@@ -98,6 +105,7 @@ class Store:
                         raise LedgerError(f"{path} must be on a file system that allows WAL, got {mode!r}")
                     self._connection.execute("PRAGMA synchronous = FULL")
                 self.last, self._last_checksum = self._last_row()
+                self._places = Places(path, (path, wal_of(path)))
             except BaseException:
                 self._connection.close()
                 raise
@@ -163,13 +171,21 @@ class Store:
         query = "SELECT number FROM events WHERE round_index = ? AND kind = ? AND number <= ?"
         with self._trouble("be readable"):
             row = self._connection.execute(query, (round_index, kind, self.last)).fetchone()
-        return None if row is None else self.event(int(row[0]))
+        if row is None:
+            return None
+        event = self.event(row[0])
+        if (event.kind, event.round_index) != (kind, round_index):  # the index has no checksum of its own
+            raise LedgerError(
+                f"{self.path} must have an index of its rows, but row {event.number} is another"
+            )
+        return event
 
     def numbers(self, kind: str) -> dict[int, int]:
         """Round to row number, for all rows of that kind."""
-        query = "SELECT round_index, number FROM events WHERE kind = ? AND number <= ?"
+        query = "SELECT round_index, number FROM events NOT INDEXED WHERE kind = ? AND number <= ?"
         with self._trouble("be readable"):
-            return {int(r): int(n) for r, n in self._connection.execute(query, (kind, self.last))}
+            rows = self._connection.execute(query, (kind, self.last)).fetchall()
+        return {row[0]: row[1] for row in rows if isinstance(row[0], int)}  # what has changed, events tells
 
     def checksum_of(self, number: int) -> bytes:
         """The seal of the row of that number, as it is written there."""
@@ -201,6 +217,10 @@ class Store:
         if found != "ok":
             raise LedgerError(f"{self.path} must be whole, but SQLite finds: {' '.join(str(found).split())}")
 
+    def check_place(self) -> None:
+        """A LedgerError if the file was moved or replaced: what is written now, nobody would find."""
+        self._places.check()
+
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
@@ -216,9 +236,8 @@ class Store:
         number, kind, round_index, at, payload, seal = row
         if number != expected:
             raise LedgerError(f"{self.path} must have a row {expected}, got {number}: rows are missing")
-        if not isinstance(payload, bytes) or seal != checksum(
-            previous, number, kind, round_index, at, payload
-        ):
+        types = tuple(map(type, row))
+        if types != COLUMNS or seal != checksum(previous, number, kind, round_index, at, payload):
             raise LedgerError(f"{self.path} must be as it was written, but row {number} has changed")
         return Event(number, kind, round_index, at, payload, seal)
 
@@ -227,20 +246,25 @@ class Store:
         """What SQLite raises, as a LedgerError."""
         try:
             yield
-        except (sqlite3.Error, sqlite3.Warning) as error:
+        except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:  # the last: damaged text
             raise LedgerError(f"{self.path} must {expectation}, but SQLite says: {error}") from error
+
+
+def wal_of(path: Path) -> Path:
+    """Where SQLite keeps the last rows of a database until they are copied into it."""
+    return path.with_name(path.name + "-wal")
 
 
 def _connect(path: Path, write: bool) -> sqlite3.Connection:
     """A connection without transactions of its own; other threads may use it, one at a time."""
-    address = f"file:{quote(str(path.absolute()))}?mode={'rw' if write else 'ro'}"
+    address = f"file:{quote(os.fsencode(path.absolute()))}?mode={'rw' if write else 'ro'}"
     try:
         connection = sqlite3.connect(
             address, uri=True, isolation_level=None, timeout=10.0, check_same_thread=False
         )
         connection.execute("SELECT 1 FROM events LIMIT 1")
     except sqlite3.OperationalError:
-        if write or path.with_name(path.name + "-wal").exists():
+        if write or wal_of(path).exists():
             raise
         # nobody writes, and we may not create the files that WAL needs: read it as it lies there
         connection = sqlite3.connect(
