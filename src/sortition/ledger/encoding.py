@@ -36,6 +36,8 @@ def pieces(values: Plain) -> list[bytes | memoryview]:
     header: list[list[Any]] = []
     arrays: list[bytes | memoryview] = []
     for name, value in values.items():
+        if not isinstance(name, str):
+            raise ConfigurationError(f"names of values must be strings, got {name!r}")
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, np.ndarray):

@@ -16,7 +16,9 @@ from typing import Any
 from sortition.core.errors import ConfigurationError, LedgerError
 from sortition.ledger.encoding import Plain, pieces, unpack
 
-MAGIC = b"sortition sealed file 1\n"
+MAGIC = b"sortition sealed file 2\n"
+UNNAMED = b"sortition sealed file 1\n"
+"""How files began whose checksum did not cover their names yet."""
 RUN_BYTES = 16
 DIGEST_BYTES = 32
 KEPT = 2
@@ -61,7 +63,7 @@ class SealedFiles:
         """
         target = self._file(name, number)
         unfinished = target.with_name(target.name + UNFINISHED)
-        digest = blake2b(digest_size=DIGEST_BYTES)
+        digest = blake2b(target.name.encode(), digest_size=DIGEST_BYTES)
         others = sorted((self._time(name, other), other) for other in self.numbers(name) if other != number)
         now = max(time.time_ns(), others[-1][0] + 1 if others else 0)
         try:
@@ -107,13 +109,17 @@ class SealedFiles:
         file = self._file(name, number)
         data = memoryview(file.read_bytes())
         start = len(MAGIC) + RUN_BYTES
-        body = data[:-DIGEST_BYTES]
+        magic, body = bytes(data[: len(MAGIC)]), data[:-DIGEST_BYTES]
+        digest = blake2b(file.name.encode() if magic == MAGIC else b"", digest_size=DIGEST_BYTES)
+        digest.update(body)
         if (
             len(data) < start + DIGEST_BYTES
-            or bytes(data[: len(MAGIC)]) != MAGIC
-            or blake2b(body, digest_size=DIGEST_BYTES).digest() != data[-DIGEST_BYTES:]
+            or magic not in (MAGIC, UNNAMED)
+            or digest.digest() != data[-DIGEST_BYTES:]
         ):
-            raise LedgerError(f"{file} must be as it was written, but its checksum says that it has changed")
+            raise LedgerError(
+                f"{file} must be as it was written, but its checksum says that it has changed, or its name"
+            )
         if data[len(MAGIC) : start] != self._run_id:
             raise LedgerError(f"{file} must belong to this run, but it was written by another one")
         return unpack(body[start:])

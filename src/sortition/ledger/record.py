@@ -52,13 +52,17 @@ class RunRecord:
     def __init__(self, path: Path) -> None:
         known = witness(side_directory(path) / LOCK)
         self._store = Store(path, write=False)
-        self._store.check_witness(known)
         self.path = path
-        first = self._store.event(0)
-        self.begun_at = first.time
-        self._first = self._start = first.values()
-        if self._store.last > 0 and (second := self._store.event(1)).kind == "loaded":
-            self._start = second.values()  # the run began where another one stood
+        try:
+            self._store.check_witness(known)
+            first = self._store.event(0)
+            self.begun_at = first.time
+            self._first = self._start = first.values()
+            if self._store.last > 0 and (second := self._store.event(1)).kind == "loaded":
+                self._start = second.values()  # the run began where another one stood
+        except BaseException:
+            self._store.close()
+            raise
 
     @property
     def rows(self) -> int:

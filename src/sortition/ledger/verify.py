@@ -36,6 +36,7 @@ def verify_run(path: str | os.PathLike[str], make_sampler: MakeSampler | None = 
     """
     run = run_file(path)
     directory = side_directory(run)
+    _check_readable(directory)
     known = witness(directory / LOCK)
     store = Store(run, write=False)
     try:
@@ -60,6 +61,18 @@ def verify_run(path: str | os.PathLike[str], make_sampler: MakeSampler | None = 
         return Verified(store.last + 1, rounds, compared, _check_attachments(files), replayed is not None)
     finally:
         store.close()
+
+
+def _check_readable(directory: Path) -> None:
+    """What can't be read can't be checked; a run without such a directory is whole all the same."""
+    try:
+        if directory.exists():
+            os.listdir(directory)
+        (directory / LOCK).open("rb").close()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise LedgerError(f"{error.filename} must be readable, got {error.strerror}") from None
 
 
 def _check_snapshot(files: SealedFiles, number: int, checksum: bytes, replayed: Replayed | None) -> int:
