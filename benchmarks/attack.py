@@ -49,6 +49,7 @@ from sortition.experiments.contestants import CONTESTANTS, EXPLORATION, ORACLES,
 from sortition.experiments.parallel import Tick, run_tasks
 from sortition.experiments.trajectory import variance_ratio
 from sortition.problems import STEP_SIZE, DigitsFederation
+from sortition.samplers.guard import COSTLESS
 
 COHORT_SIZE = 5
 FACTORS = (1e-6, 1e-3, 0.1, 10.0, 100.0, 1e3, 1e6)
@@ -56,8 +57,10 @@ SHARES = (0.01, 0.05)
 DEFENCES: dict[str, Guard | None] = {
     "none": None,
     "guard": Guard(),
-    "strict": Guard(outliers_share=0.2, clip_factor=20.0),
+    "strict": Guard(outliers_share=0.2, clip_factor=20.0, allow_heavy_tails=False),
 }
+GUARDED_BY_DEFAULT = ("portfolio", "empirical-bayes")
+"""Whose "guard" is the one that they have by default."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int, tick: T
     all_factors = np.where(colluders, attack.factor, 1.0)
     weights = federation.client_weights
     no_bound: Any = None
-    guard = DEFENCES[defence]
+    guard = COSTLESS if defence == "guard" and name in GUARDED_BY_DEFAULT else DEFENCES[defence]
     sampler: Any = SAMPLERS[name](
         GuardedTrial(weights, COHORT_SIZE, rounds, no_bound, "with_replacement", seed, guard)
     )

@@ -191,9 +191,10 @@ class BaseSampler(Saved):
 
     @property
     def norm_bound(self) -> float:
-        """What a norm counts for at most in the next feedback; inf where nothing is known or clipped.
+        """What a norm may be by those heard of late; inf where nothing is known or nobody judges.
 
-        A server that clips the updates themselves at this bound limits what a client can do to the model.
+        In feedback it counts for no more, but for trial replies. A server that clips the updates themselves at
+        this bound limits what a client can do to the model.
         """
         return self._defences.norm_bound
 

@@ -92,7 +92,7 @@ class Defences:
 
     @property
     def norm_bound(self) -> float:
-        """What a norm counts for at most."""
+        """What a norm may be by those heard of late."""
         return np.inf if self._watch is None else self._watch.norm_bound
 
     def suspects(self) -> list[Suspect]:
