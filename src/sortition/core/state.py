@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sortition.core.errors import StateError
+from sortition.core.types import BoolArray, FloatArray
 
 
 def scalar(state: Mapping[str, Any], name: str) -> int | float:
@@ -48,3 +49,28 @@ def array(state: Mapping[str, Any], name: str, dtype: type[np.generic], shape: t
     got = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
     wanted = tuple("any" if length is None else length for length in shape)
     raise StateError(f"state must hold {name!r}, {np.dtype(dtype)} of shape {wanted}, got {got}")
+
+
+def number(
+    state: Mapping[str, Any],
+    name: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    nan: bool = False,
+) -> float:
+    """A finite number out of a state, from ``least`` to ``most``; or nan, where that says "not known yet"."""
+    value = float(scalar(state, name))
+    if nan and math.isnan(value):
+        return value
+    if not (math.isfinite(value) and least <= value <= most):
+        within = "" if least == -math.inf else f" from {least:g} to {most:g}"
+        raise StateError(f"state must hold {name!r}, a finite number{within}, got {value!r}")
+    return value
+
+
+def check(name: str, values: FloatArray, right: BoolArray, expected: str) -> None:
+    """A StateError with the first of ``values``, the entry called ``name``, that is not ``right``."""
+    if not right.all():
+        wrong = float(values[~right][0])
+        raise StateError(f"state must hold {name!r}, numbers that are {expected}, got {wrong!r}")

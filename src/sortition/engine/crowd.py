@@ -10,11 +10,10 @@ import numpy as np
 from sortition.core.designs import Weighed
 from sortition.core.errors import StateError
 from sortition.core.experts import normalise_log_weights
-from sortition.core.state import array
+from sortition.core.state import array, check
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest, mixture
 from sortition.engine.drawing import Distribution
-from sortition.engine.entries import check
 from sortition.engine.roster import Masses, Roster
 from sortition.engine.table import Places, Table
 from sortition.engine.tree import level_starts

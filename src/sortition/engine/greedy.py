@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from sortition.core.state import number
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
-from sortition.engine.entries import number
 from sortition.engine.roster import Roster
 from sortition.engine.shifted import FURTHEST_LOG, ShiftedCrowd
 

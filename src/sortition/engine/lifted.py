@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from sortition.core.experts import normalise_log_weights
+from sortition.core.state import number
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import forest
 from sortition.engine.crowd import VANISHING
-from sortition.engine.entries import number
 from sortition.engine.roster import Roster
 from sortition.engine.shifted import FURTHEST_LOG, ShiftedCrowd
 from sortition.engine.tree import SumTree

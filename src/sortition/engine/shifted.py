@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sortition.core.state import array
+from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.crowd import Crowd
-from sortition.engine.entries import check, number
 from sortition.engine.roster import Roster
 
 FURTHEST_LOG = 200.0

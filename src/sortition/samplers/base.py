@@ -193,8 +193,8 @@ class BaseSampler(Saved):
     def norm_bound(self) -> float:
         """What a norm may be by those heard of late; inf where nothing is known or nobody judges.
 
-        In feedback it counts for no more, but for trial replies. A server that clips the updates themselves at
-        this bound limits what a client can do to the model.
+        In feedback it counts for no more, but for trial replies. A server that clips the updates themselves
+        at this bound limits what a client can do to the model.
         """
         return self._defences.norm_bound
 

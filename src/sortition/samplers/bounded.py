@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, FeedbackError
-from sortition.core.state import count, scalar
+from sortition.core.state import count, number
 from sortition.core.types import FloatArray
 from sortition.core.validation import client_ids, norms_of, positive_number
 from sortition.core.variance import log_feedback as log_feedback_of
@@ -100,5 +100,5 @@ class BoundedSampler(BaseSampler):
         return {"log_feedback_bound": self._log_bound, "learnt_rounds": self._learnt_rounds}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        bound, rounds = scalar(state, "log_feedback_bound"), count(state, "learnt_rounds")
-        self._log_bound, self._learnt_rounds = float(bound), rounds
+        bound, rounds = number(state, "log_feedback_bound", nan=True), count(state, "learnt_rounds")
+        self._log_bound, self._learnt_rounds = bound, rounds

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 
 from sortition.core.cohort import Cohort
-from sortition.core.state import array, scalar
+from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.lifted import Lifted
 from sortition.engine.roster import Roster
@@ -165,8 +165,12 @@ class EmpiricalBayesSampler(BaseSampler):
         return {**self._lifted.state(), **asdict(self._population), "seen": seen}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        population = Population(**{f.name: float(scalar(state, f.name)) for f in fields(Population)})
+        unknown = ("level", "log_loss")  # before the first feedback
+        population = Population(
+            **{f.name: number(state, f.name, nan=f.name in unknown) for f in fields(Population)}
+        )
         met = array(state, "met_clients", np.int64, (None,))
         seen = array(state, "seen", np.float64, (len(met), KEPT))
+        check("seen", seen, np.isfinite(seen), "finite")
         self._lifted.restore(state)
         self._population, self._seen = population, seen

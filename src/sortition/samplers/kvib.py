@@ -11,7 +11,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.designs import inclusion_probabilities
 from sortition.core.errors import ConfigurationError
-from sortition.core.state import array
+from sortition.core.state import array, check
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, whole_number
 from sortition.engine.dense import Dense
@@ -93,6 +93,8 @@ class KVibSampler(BoundedSampler):
     def _restore(self, state: Mapping[str, Any]) -> None:
         log_omega = array(state, "log_omega", np.float64, (self._roster.ids,))
         masses = array(state, "masses", np.float64, (self._roster.ids,))
+        check("log_omega", log_omega, log_omega < np.inf, "below inf")
+        check("masses", masses, (masses >= 0.0) & (masses < np.inf), "finite and not negative")
         super()._restore(state)
         self._log_omega = log_omega
         self._dense.set(masses)

@@ -13,7 +13,7 @@ from sortition.core.designs import Design
 from sortition.core.errors import ConfigurationError
 from sortition.core.experts import log_expert_losses, normalise_log_weights, reweigh_experts
 from sortition.core.rates import initial_expert_weights
-from sortition.core.state import array, scalar
+from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number
 from sortition.engine.crowd import VANISHING
@@ -212,7 +212,8 @@ class PortfolioSampler(BaseSampler):
     def _restore(self, state: Mapping[str, Any]) -> None:
         experts = self._mixture.experts
         log_weights = array(state, "log_expert_weights", np.float64, (len(experts),))
-        log_loss = float(scalar(state, "log_loss"))
+        check("log_expert_weights", log_weights, np.isfinite(log_weights), "finite")
+        log_loss = number(state, "log_loss", nan=True)
         for i, expert in enumerate(experts):
             prefix = f"expert{i}."
             own = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sortition.core.cohort import Cohort
-from sortition.core.state import array, count, scalar
+from sortition.core.state import array, check, count, number
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine.capped import Capped
 from sortition.engine.drawing import Distribution
@@ -228,10 +228,12 @@ class Watch:
             zip(suspects.tolist(), zip(hits.tolist(), worst.tolist(), strict=True), strict=True)
         )
         watch._outliers = array(state, "guard.outliers", np.int64, (None,))
-        watch._outlying = float(scalar(state, "guard.outlying"))
+        watch._outlying = number(state, "guard.outlying", least=0.0, most=1.0)
         watch._put_off, watch._draws = count(state, "guard.put_off"), count(state, "guard.draws")
         watch._limited = array(state, "guard.limited", np.int64, (None,))
         watch._limits = array(state, "guard.limits", np.float64, (len(watch._limited),))
         watch._held = array(state, "guard.held", np.int64, (None,))
         watch._ceilings = array(state, "guard.ceilings", np.float64, (len(watch._held),))
+        for name, values in (("guard.limits", watch._limits), ("guard.ceilings", watch._ceilings)):
+            check(name, values, (values >= 0.0) & (values <= 1.0), "from 0 to 1")
         return watch

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sortition.core.cohort import Cohort
-from sortition.core.state import array, count
+from sortition.core.state import array, check, count
 from sortition.core.types import BoolArray, FloatArray
 from sortition.samplers.outliers import Bounds, Fences, all_ordinary, among, bounds_of
 
@@ -109,4 +109,7 @@ class Yardstick:
         yardstick._rates = array(state, "guard.rates", np.float64, shape)
         yardstick._before = array(state, "guard.before", np.int64, shape)
         yardstick.replies = count(state, "guard.replies")
+        check("guard.logs", yardstick._logs, np.isfinite(yardstick._logs), "finite")
+        rates = yardstick._rates
+        check("guard.rates", rates, (rates > 0.0) & np.isfinite(rates), "finite and above 0")
         return yardstick
