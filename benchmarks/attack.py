@@ -57,7 +57,7 @@ SHARES = (0.01, 0.05)
 DEFENCES: dict[str, Guard | None] = {
     "none": None,
     "guard": Guard(),
-    "strict": Guard(outliers_share=0.2, clip_factor=20.0, allow_heavy_tails=False),
+    "strict": Guard(outliers_share=0.2, clip_factor=20.0),
 }
 GUARDED_BY_DEFAULT = ("portfolio", "empirical-bayes")
 """Whose "guard" is the one that they have by default."""

@@ -246,7 +246,6 @@ def test_the_guard_survives_saving() -> None:
         ({"largest_rise": 0.5}, "largest_rise must be above 1, got 0.5"),
         ({"largest_rise": float("inf")}, "largest_rise must be a finite number"),
         ({"fence": 0.0}, "fence must be a finite number above 0"),
-        ({"allow_heavy_tails": 1}, "allow_heavy_tails must be True or False, got 1"),
         ({"trial_replies": -1}, "trial_replies must be a whole number"),
         ({"outlier_factor": 1.0}, "outlier_factor must be above 1, got 1.0"),
         ({"outliers_share": 0.0}, r"outliers_share must lie in \(0, 1\], got 0.0"),

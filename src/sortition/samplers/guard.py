@@ -5,9 +5,9 @@ r"""Defences against clients that lie about their norms; ``docs/hostile-clients.
 believed.
 
 *Share.* Outliers, clients whose last norm was above the lower bound B(``outlier_factor``, ``outlier_fence``),
-hold together at most ``outliers_share`` of the distribution; or their part of all client weights, if that is
-more; or, with ``allow_heavy_tails``, what they would hold if the norms followed a power law. Those with the
-highest ratio to their weights are cut down first.
+hold together at most ``outliers_share`` of the distribution; or what they may well hold if the norms are
+log-normal, or their part of all client weights, if that is more. Those with the highest ratio to their
+weights are cut down first.
 
 *Rise.* Between two draws, reports raise the probability of their sender by at most ``largest_rise``; what
 they ask for beyond that it gets in the following rounds, another such factor in each, heard again or not.
@@ -27,10 +27,9 @@ from sortition.core.validation import fraction, positive_number, whole_number
 class Guard:
     """Which defences a sampler has: see ``samplers/guard.py``. ``guard=None`` is the paper to the letter.
 
-    ``Guard(outliers_share=0.2, clip_factor=20, allow_heavy_tails=False)`` leaves liars less, and costs honest
-    federations whose norms are very unequal more: ``docs/hostile-clients.md`` has the figures.
-    ``trial_replies`` is for samplers that can change their mind about the first replies; OSMD and MABS take
-    their scale from them.
+    ``Guard(outliers_share=0.2, clip_factor=20)`` leaves liars less, and costs federations with a few honest
+    clients of very large norms more: ``docs/hostile-clients.md`` has the figures. ``trial_replies`` is for
+    samplers that can change their mind about the first replies; OSMD and MABS take their scale from them.
     """
 
     clip_factor: float = 100.0
@@ -40,7 +39,6 @@ class Guard:
     outlier_factor: float = 5.0
     outlier_fence: float = 1.0
     outliers_share: float = 0.5
-    allow_heavy_tails: bool = True
     trial_replies: int = 0
 
     def __post_init__(self) -> None:
@@ -52,10 +50,6 @@ class Guard:
         for name in ("largest_probability", "outliers_share"):
             fraction(name, getattr(self, name))
         whole_number("trial_replies", self.trial_replies, least=0)
-        if not isinstance(self.allow_heavy_tails, bool):
-            raise ConfigurationError(
-                f"allow_heavy_tails must be True or False, got {self.allow_heavy_tails!r}"
-            )
 
 
 COSTLESS = Guard(trial_replies=50)

@@ -168,9 +168,7 @@ class Watch:
         weights = weights_of(crowd)
         counting = weights > 0.0  # of the others nothing is learnt
         crowd, p, weights = crowd[counting], p[counting], weights[counting]
-        share = max(self.guard.outliers_share, float(weights.sum()))
-        if self.guard.allow_heavy_tails:
-            share = max(share, self._yardstick.expected_share)
+        share = max(self.guard.outliers_share, self._yardstick.expected_share, float(weights.sum()))
         if float(p.sum()) <= share:
             return self._held, self._ceilings
         ceilings = levelled(p, weights, share)

@@ -58,7 +58,7 @@ class Yardstick:
 
     @property
     def expected_share(self) -> float:
-        """What outliers would hold if the norms followed a power law; 0 where nothing is known."""
+        """What outliers may well hold if the norms are log-normal; 0 where nothing is known."""
         return self.bounds.expected_share if len(self) else 0.0
 
     def remember(self, cohort: Cohort, norms: FloatArray) -> None:
