@@ -24,7 +24,7 @@ THIRD_QUARTILE = (0.75, 0.6744897501960817)
 NINTH_DECILE = (0.9, 1.2815515655446004)
 """The level of the high quantile, and where the standard normal distribution has it."""
 UNCERTAINTY = 1.25
-"""The deviation is at most so many times what the quantiles say: with a hundred clients, in 92 of 100 cases."""
+"""The deviation is at most so many times what quantiles say: with a hundred clients, in 92 of 100 cases."""
 
 
 @dataclass(frozen=True, slots=True)
