@@ -76,7 +76,7 @@ class SealedFiles:
                 os.utime(file.fileno(), ns=(now, now))
                 os.fsync(file.fileno())
             os.replace(unfinished, target)
-            sync_directory(self.directory)
+            sync(self.directory)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
@@ -134,9 +134,9 @@ class SealedFiles:
         return self.directory / f"{name}-{number:09d}"
 
 
-def sync_directory(directory: Path) -> None:
-    """Make renames in ``directory`` durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make durable what a file holds, whoever wrote it, or which names a directory has."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sortition.core.errors import LedgerError
 from sortition.core.validation import whole_number
-from sortition.ledger.files import SealedFiles, run_file, side_directory, sync_directory
+from sortition.ledger.files import SealedFiles, run_file, side_directory, sync
 from sortition.ledger.lock import LOCK, WriterLock, witness
 from sortition.ledger.recipe import recipe
 from sortition.ledger.recorded import RecordedSampler
@@ -40,6 +40,7 @@ def open_run(
     try:
         if not run.exists():
             _begin(run, directory, make_sampler)
+        _settle(run, directory)
         store = Store(run, write=True)
         try:
             store.check_witness(witness(directory / LOCK))
@@ -78,7 +79,20 @@ def _begin(run: Path, directory: Path, make_sampler: MakeSampler) -> None:
         }
         Store.create(new, first)
         os.rename(new, run)
-        sync_directory(directory)
-        sync_directory(run.absolute().parent)
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"{run} must be in a directory that can be written to, got {error}") from error
+
+
+def _settle(run: Path, directory: Path) -> None:
+    """Make durable what is there, before anything is built on it.
+
+    A writer that was killed may have left a row that it had not synced yet. It counts: its cohort is handed
+    out again, the witness learns of it. If the power went then, it would be missing.
+    """
+    try:
+        if wal_of(run).exists():
+            sync(wal_of(run))
+        sync(directory)
+        sync(run.parent)
+    except OSError as error:
+        raise LedgerError(f"{run} must be on a disk that can be written to, got {error}") from error
