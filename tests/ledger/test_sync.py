@@ -1,7 +1,7 @@
 """Power may fail: what is on the platter, and in which order it came there.
 
-A power cut can't be staged in a test. What can be tested is the order that the promise rests on: nothing is
-named, replaced or thrown away before what it relies on was synced, and the database syncs every commit.
+The order that the promise rests on: nothing is named, replaced or thrown away before what it relies on was
+synced, and the database syncs every commit. What a cut would then leave is in ``test_power.py``.
 """
 
 from __future__ import annotations
