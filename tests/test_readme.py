@@ -13,6 +13,7 @@ from sortition.experiments.reproduce.published import PUBLISHED, TOLERANCE
 
 README = Path(__file__).parent.parent / "README.md"
 SERVER = README.parent / "docs" / "server.md"
+HOSTILE = README.parent / "docs" / "hostile-clients.md"
 REPRODUCTION = README.parent / "docs" / "reproduction.md"
 
 
@@ -38,14 +39,16 @@ def test_the_library_example_runs_and_learns() -> None:
     assert p[90:].mean() > 2.0 * p[:10].mean()  # clients with more to say are drawn more often
 
 
-def test_the_server_of_the_documentation_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", [SERVER, HOSTILE], ids=lambda page: page.stem)
+def test_the_programs_of_the_documentation_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And prints what the page says."""
-    text = SERVER.read_text(encoding="utf-8")
+    """And print what the page says."""
+    text = page.read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(example, str(SERVER), "exec"), {})
+    monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 1)
+    exec(compile(example, str(page), "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 2
     for line in printed:
