@@ -247,7 +247,13 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, metavar="DIR")
     options = parser.parse_args()
-    names = options.samplers.split(",")
+    names = [name.strip() for name in options.samplers.split(",")]
+    for name in names:
+        if name not in SAMPLERS:
+            parser.error(f"--samplers must be of {', '.join(SAMPLERS)}, got {name!r}")
+    for name in ("rounds", "seeds", "jobs"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
     if options.honest:
         nobody = Attack("honest", 0.01, 1.0)
         honest = run_all(names, ("none", "guard"), [nobody], options.rounds, options.honest, options.jobs)
