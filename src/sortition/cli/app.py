@@ -23,7 +23,7 @@ class OneLineErrors(TyperGroup):
         try:
             status = super().main(*args, **{**kwargs, "standalone_mode": False})
         except UsageError as error:
-            status = _fail(_said_once(error.format_message()), 2)
+            status = _fail(_said_once(error.format_message()) + _hint(error), 2)
         raise SystemExit(status)
 
     def invoke(self, ctx: Any) -> Any:
@@ -45,6 +45,16 @@ def _said_once(message: str) -> str:
     """Without the hint that click gives after typer has given it."""
     said, *hints = message.split(" Did you mean")
     return " Did you mean".join([said, *dict.fromkeys(hints)])
+
+
+def _hint(error: Any) -> str:
+    """What there is to choose from, or what is missing."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if error.format_message().startswith("No such command") and context is not None:
+        return f" There are {', '.join(context.command.list_commands(context))}."
+    if error.format_message().startswith("Missing option") and parameter is not None:
+        return f" It wants {parameter.metavar}: {parameter.help}"
+    return ""
 
 
 def _fail(message: str, status: int) -> int:

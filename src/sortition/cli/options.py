@@ -59,13 +59,19 @@ def one_of(names: Collection[str], listed_by: str = "--help") -> Callable[[str],
 def some_of(
     known: Collection[str], listed_by: str, *, factories: bool = False
 ) -> Callable[[str | None], str | None]:
-    """A check that names, separated by commas, are ``known`` or, where there may be any, factories (a:b)."""
+    """A check that names, separated by commas, are ``known`` or, where there may be any, factories (a:b).
+
+    Blanks around them are taken away.
+    """
 
     def check(names: str | None) -> str | None:
-        for name in [] if names is None else names.split(","):
+        if names is None:
+            return None
+        chosen = [name.strip() for name in names.split(",")]
+        for name in chosen:
             if name not in known and not (factories and ":" in name):
                 raise unknown(name, known, listed_by)
-        return names
+        return ",".join(chosen)
 
     return check
 

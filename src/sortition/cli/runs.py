@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +15,9 @@ from rich.table import Table
 
 from sortition.cli.app import app
 from sortition.cli.options import whole_number, writable_file
+from sortition.cli.progress import RoundsProgress
 from sortition.core.errors import LedgerError
-from sortition.ledger import read_run, verify_run
+from sortition.ledger import RunRecord, read_run, verify_run
 from sortition.ledger.export import export_csv, whole_file
 from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, median_row, summarise, suspect_rows
 from sortition.ledger.suspects import SUSPECT_COLUMNS
@@ -23,6 +26,9 @@ runs_app = typer.Typer()
 app.add_typer(runs_app, name="runs")
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The file of the run, as given to open_run.")]
+Good = Annotated[
+    bool, typer.Option("--good", help="Of a damaged run, take the rows before the first damaged one.")
+]
 
 
 @runs_app.callback(invoke_without_command=True)
@@ -38,13 +44,14 @@ def show(
     top: Annotated[
         int, typer.Option(parser=whole_number(0), metavar="N", help="Clients at each end of the list.")
     ] = 5,
+    good: Good = False,
 ) -> None:
     """Print rounds, coverage, failures, the most and least drawn clients and why, and the suspects."""
-    with read_run(run) as record:
+    with _reading(run, good) as record:
         summary = summarise(record)
     console = Console(highlight=False)
     overview = Table.grid(padding=(0, 1))
-    for name, value in figures(summary):
+    for name, value in figures(summary, time.time()):
         overview.add_row(f"{name:<18}", value)
     console.print(overview)
     if top and summary.clients:
@@ -63,18 +70,23 @@ def show(
 @runs_app.command("export")
 def export(
     run: Run,
-    csv: Annotated[Path, typer.Option(metavar="DIR", help="Where rounds.csv, draws.csv, members.csv go.")],
+    csv: Annotated[
+        Path, typer.Option(metavar="DIR", help="The directory for rounds.csv, draws.csv, members.csv.")
+    ],
+    good: Good = False,
 ) -> None:
     """Write the run as CSV files: a row a round, a row a draw, a row for whoever joined or left."""
-    with read_run(run) as record:
-        for path in export_csv(record, csv):
-            typer.echo(str(path))
+    with _reading(run, good) as record:
+        paths = export_csv(record, csv)
+    for path in paths:
+        typer.echo(str(path))
 
 
 @runs_app.command("verify")
 def verify(run: Run) -> None:
     """Check every checksum, replay the run from the start, and compare."""
-    found = verify_run(run)
+    with RoundsProgress(None, "rows") as progress:
+        found = verify_run(run, on_row=progress.advance)
     typer.echo(
         f"{run}: {_counted(found.rows, 'row')}, {_counted(found.rounds, 'round')}, "
         f"{_counted(found.snapshots, 'snapshot')}, {_counted(found.attachments, 'attachment')}: "
@@ -98,12 +110,13 @@ def report(
             callback=writable_file, metavar="FILE", help="Where the page goes; RUN.html by default."
         ),
     ] = None,
+    good: Good = False,
 ) -> None:
     """Make a page of a recorded run: one HTML file that opens offline."""
     from sortition.reports.ledger_page import ledger_page
 
     target = run.with_name(run.name + ".html") if output is None else output
-    with read_run(run) as record:
+    with _reading(run, good) as record:
         page = ledger_page(record)
     try:
         with whole_file(target, run) as file:
@@ -113,6 +126,22 @@ def report(
             f"{target} must be a file that can be written to (--output names another), got {error.strerror}"
         ) from None
     typer.echo(f"Report: {target.resolve()}")
+
+
+@contextmanager
+def _reading(run: Path, good: bool) -> Iterator[RunRecord]:
+    """The record, with a bar while it is read; if rows had to be left out, that is said at the end."""
+    with (
+        RoundsProgress(None, "rows") as progress,
+        read_run(run, good=good, on_row=progress.advance) as record,
+    ):
+        yield record
+    if record.missing:
+        typer.echo(
+            f"sortition: {run}: {_counted(record.rows, 'row')} before the damage, all good; "
+            f"{_counted(record.missing, 'row')} left out",
+            err=True,
+        )
 
 
 def _counted(number: int, what: str) -> str:

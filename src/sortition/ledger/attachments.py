@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from sortition.core.errors import ConfigurationError, LedgerError
@@ -33,10 +34,26 @@ class Attachments:
 
     def read(self, round_index: int, name: str) -> dict[str, Any] | None:
         """What is there; None if nothing is."""
+        number, file_name = _number(round_index), _file_name(name)
         try:
-            return self._files.read(_file_name(name), _number(round_index))
+            return self._files.read(file_name, number)
         except FileNotFoundError:
             return None
+        except LedgerError as error:
+            raise LedgerError(f"{error}; {self._what_is_good(number, name)}") from error
+
+    def _what_is_good(self, damaged: int, name: str) -> str:
+        file_name = _file_name(name)
+        good = []
+        for number in self._files.numbers(file_name):
+            with suppress(LedgerError, OSError):
+                if number != damaged:
+                    self._files.read(file_name, number)
+                    good.append(number)
+        if not good:
+            return f'no other attachment "{name}" is good: put a copy of it there, or begin without it'
+        calls = " and ".join(f'attachment({number}, "{name}")' for number in good)
+        return f"put a copy of it there, or go on from another round: {calls} can be read"
 
 
 def _number(round_index: Any) -> int:

@@ -28,7 +28,7 @@ def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Pat
     """
     target = Path(directory)
     if belongs_to(record.path, target):
-        raise LedgerError(f"{target} must be none of the files of the run, got one of {record.path} itself")
+        raise LedgerError(f"{target} must be none of the files of the run, but is: choose another place")
     try:
         target.mkdir(parents=True, exist_ok=True)
         return [
@@ -36,8 +36,12 @@ def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Pat
             _write(record, target / "draws.csv", DRAWS, _draws(record)),
             _write(record, target / "members.csv", MEMBERS, _members(record)),
         ]
+    except FileExistsError:
+        raise LedgerError(f"{target} must be a directory, or be made one, got a file") from None
     except OSError as error:
-        raise LedgerError(f"{target} must be a directory that can be written to, got {error}") from error
+        raise LedgerError(
+            f"{target} must be a directory that can be written to, got {error.strerror}"
+        ) from error
 
 
 def _write(record: RunRecord, path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Path:
@@ -52,7 +56,7 @@ def _write(record: RunRecord, path: Path, columns: Iterable[str], rows: Iterable
 def whole_file(path: Path, run: Path) -> Iterator[TextIO]:
     """A file to write to that replaces ``path`` at the end; a LedgerError if that is one of the run's own."""
     if belongs_to(run, path):
-        raise LedgerError(f"{path} must be none of the files of the run, got one of {run} itself")
+        raise LedgerError(f"{path} must be none of the files of the run, but is: choose another place")
     if path.exists() and not path.is_file():  # a pipe or a terminal: nothing that could be replaced
         with open(path, "w", newline="", encoding="utf-8") as file:
             yield file

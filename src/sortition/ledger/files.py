@@ -67,7 +67,7 @@ class SealedFiles:
         others = sorted((self._time(name, other), other) for other in self.numbers(name) if other != number)
         now = max(time.time_ns(), others[-1][0] + 1 if others else 0)
         try:
-            with open(unfinished, "wb") as file:
+            with open(unfinished, "wb", opener=_private) as file:
                 for piece in (MAGIC, self._run_id, *pieces(values)):
                     digest.update(piece)
                     file.write(piece)
@@ -132,6 +132,11 @@ class SealedFiles:
 
     def _file(self, name: str, number: int) -> Path:
         return self.directory / f"{name}-{number:09d}"
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a file that is its owner's alone: norms and keys are not for everybody."""
+    return os.open(path, flags, 0o600)
 
 
 def sync(path: Path) -> None:

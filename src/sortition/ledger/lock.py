@@ -29,7 +29,7 @@ class WriterLock:
         self._run = run
         self._process = os.getpid()
         try:
-            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LedgerError(f"{run} must be writable, got {error}") from None
         try:
@@ -48,9 +48,9 @@ class WriterLock:
         if os.getpid() != self._process:
             raise LedgerError(f"{self._run} must be written by the process that opened it, got a fork of it")
 
-    def check_place(self) -> None:
+    def check_place(self, *, closing: bool = False) -> None:
         """Where the lock file is gone, somebody else may hold another one."""
-        self._places.check()
+        self._places.check(closing=closing)
 
     def note(self, number: int, checksum: bytes) -> None:
         """Let the witness know of a row; a disk that can't take it does not matter."""

@@ -14,7 +14,9 @@ from sortition.ledger.lock import LOCK, WriterLock, witness
 from sortition.ledger.recipe import recipe
 from sortition.ledger.recorded import RecordedSampler
 from sortition.ledger.replay import MakeSampler, built
-from sortition.ledger.store import Store, check_header, wal_of
+from sortition.ledger.schema import check_header
+from sortition.ledger.store import Store
+from sortition.ledger.trouble import sqlite_trouble, wal_of
 
 NEW = "new.db"
 
@@ -33,7 +35,7 @@ def open_run(
     if run.exists():
         check_header(run)
     try:
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise LedgerError(f"{run} must be in a directory that can be written to, got {error}") from None
     lock = WriterLock(directory / LOCK, run)
@@ -79,7 +81,9 @@ def _begin(run: Path, directory: Path, make_sampler: MakeSampler) -> None:
         }
         Store.create(new, first)
         os.rename(new, run)
-    except (OSError, sqlite3.Error) as error:
+    except sqlite3.Error as error:
+        raise LedgerError(sqlite_trouble(run, "be in a directory that can be written to", error)) from error
+    except OSError as error:
         raise LedgerError(f"{run} must be in a directory that can be written to, got {error}") from error
 
 

@@ -15,13 +15,20 @@ class Places:
         self._run = run
         self._found = {file: _identity(file) for file in files}
 
-    def check(self) -> None:
-        """A LedgerError if another file, or none, is at one of the paths now."""
+    def check(self, *, closing: bool = False) -> None:
+        """A LedgerError if another file, or none, is at one of the paths now; it says what to do."""
+        advice = (
+            "the run is closed now, without a snapshot, and all that was committed is in its files: "
+            "put them together in one place and open it there"
+            if closing
+            else "put it back and call again, or close this run (which says so once more) and open it anew "
+            "where its files are"
+        )
         for file, found in self._found.items():
             if _identity(file) != found:
                 raise LedgerError(
                     f"{file} must stay where it is while {self._run} is open for writing, but it was moved, "
-                    "removed or replaced; put it back, or close the run and open it again"
+                    f"removed or replaced; {advice}"
                 )
 
 

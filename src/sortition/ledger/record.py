@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.recipe import maker
 from sortition.ledger.replay import rebuild, within
 from sortition.ledger.store import Event, Store
+
+OnRow: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,20 @@ class Membership:
 class RunRecord:
     """What is on disk of a run, as it was when it was opened. ``read_run`` makes it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, good: bool = False, on_row: OnRow | None = None) -> None:
         known = witness(side_directory(path) / LOCK)
-        self._store = Store(path, write=False)
+        self._store = Store(path, write=False, good=good)
         self.path = path
+        self.missing = 0
+        """Rows that were left out because they, or one before them, are damaged or lost."""
+        if on_row is not None:
+            self._store.on_row = told(on_row, self._store)
         try:
-            self._store.check_witness(known)
+            if good:
+                last = max(-1 if known is None else known[0], self._store.last_there())
+                self.missing = max(0, last - self._store.last)
+            else:
+                self._store.check_witness(known)
             first = self._store.event(0)
             self.begun_at = first.time
             self._first = self._start = first.values()
@@ -93,9 +103,20 @@ class RunRecord:
         return np.asarray(found, dtype=np.int64)
 
     @property
+    def config(self) -> dict[str, Any]:
+        """The settings that the sampler's state belongs to, in words; empty where it does not say."""
+        return within(self._first, "state.config.")
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the draws, where the state says so."""
+        found = self._start.get("state.seed")
+        return found if isinstance(found, int) else None
+
+    @property
     def guard(self) -> str | None:
         """The sampler's guard in words, "none" if it has none; None where the state does not say."""
-        found = self._first.get("state.config.guard")
+        found = self.config.get("guard")
         return found if isinstance(found, str) else None
 
     def replay(self) -> Any:
@@ -166,6 +187,15 @@ def _norms(observed: Event, cohort: Cohort) -> FloatArray:
     return norms
 
 
-def read_run(path: str | os.PathLike[str]) -> RunRecord:
-    """The run at ``path``, for reading: it may be written at the same time, and is not changed."""
-    return RunRecord(run_file(path))
+def read_run(path: str | os.PathLike[str], *, good: bool = False, on_row: OnRow | None = None) -> RunRecord:
+    """The run at ``path``, for reading: it may be written at the same time, and is not changed.
+
+    A damaged row is a LedgerError; with ``good`` the record ends before the first one, and its ``missing``
+    says how many rows are left out. ``on_row`` is told, while rows are read, how many are done of how many.
+    """
+    return RunRecord(run_file(path), good, on_row)
+
+
+def told(on_row: OnRow, store: Store) -> Callable[[int], None]:
+    """For a store: tells ``on_row`` of each row."""
+    return lambda number: on_row(number + 1, store.last + 1)

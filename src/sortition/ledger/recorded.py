@@ -182,7 +182,7 @@ class RecordedSampler(SamplerView):
             if self._closed:
                 return
             try:
-                self._check_hold()
+                self._check_hold(closing=True)
                 if self._standing is not None and self._snapshot_at < self._store.last:
                     self._snapshot(self._standing)
             finally:
@@ -210,11 +210,11 @@ class RecordedSampler(SamplerView):
             raise LedgerError(f"{self._store.path} must be open, but this run was closed")
         self._check_hold()
 
-    def _check_hold(self) -> None:
+    def _check_hold(self, *, closing: bool = False) -> None:
         """A fork is not the writer, nor is one whose files are elsewhere by now."""
         self._lock.check_process()
-        self._lock.check_place()
-        self._store.check_place()
+        self._lock.check_place(closing=closing)
+        self._store.check_place(closing=closing)
 
     def _current(self) -> Replayed:
         with self._mutex:

@@ -11,6 +11,7 @@ from sortition.core.errors import ConfigurationError, LedgerError, SortitionErro
 from sortition.core.protocols import Sampler
 from sortition.ledger.codec import available_of, cohort_of, same_cohort
 from sortition.ledger.files import SealedFiles
+from sortition.ledger.settings import differing
 from sortition.ledger.store import Event, Store
 
 MakeSampler: TypeAlias = Callable[[], Sampler]
@@ -93,8 +94,9 @@ def begin(make_sampler: MakeSampler, first: Event) -> Replayed:
     try:
         sampler.load_state_dict(within(first.values(), "state."))
     except SortitionError as error:
+        differs = differing(within(first.values(), "state."), sampler.state_dict()) or str(error)
         raise LedgerError(
-            f"make_sampler must build the sampler that the run was begun with: {error}"
+            f"make_sampler must build the sampler that the run was begun with: {differs}"
         ) from error
     return Replayed(sampler)
 
@@ -114,12 +116,14 @@ def rebuild(
         except (LedgerError, OSError):
             continue  # verify_run will tell; an older one, or the start, serves as well
         if number > store.last:
-            raise LedgerError(
+            raise store.damage(
                 f"{store.path} must have the {number + 1} rows that a snapshot knows of, "
                 f"got {store.last + 1}: rows are missing"
             )
         if snapshot.get("checksum") != store.checksum_of(number).hex():
-            raise LedgerError(f"{store.path} must be the database of its snapshots, but row {number} differs")
+            raise store.damage(
+                f"{store.path} must be the database of its snapshots, but row {number} differs"
+            )
         replayed = begin(make_sampler, first)
         restore(replayed, snapshot, store)
         break
@@ -153,7 +157,7 @@ def restore(replayed: Replayed, snapshot: Mapping[str, Any], store: Store) -> No
     for round_index in map(int, filter(None, snapshot["open"].split(","))):
         event = store.find("drawn", round_index)
         if event is None:
-            raise LedgerError(f"{store.path} must have the draw of round {round_index}: rows are missing")
+            raise store.damage(f"{store.path} must have the draw of round {round_index}: rows are missing")
         replayed.open[round_index] = cohort_of(round_index, event.values())
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -22,28 +21,12 @@ from urllib.parse import quote
 from sortition.core.errors import LedgerError
 from sortition.ledger.encoding import Plain, pack, unpack
 from sortition.ledger.places import Places
+from sortition.ledger.schema import COLUMNS, SCHEMA
+from sortition.ledger.schema import check_header as check_header
+from sortition.ledger.trouble import sqlite_trouble, wal_of, what_is_good
 
-APPLICATION_ID = 0x534F5254  # "SORT"
-SCHEMA_VERSION = 1
 CHECKSUM_BYTES = 16
-_HEADER = struct.Struct(">16s44xi4xi28x")  # SQLite's first 100 bytes: magic, user_version, application_id
 _NUMBERS = struct.Struct("<qqd")
-
-SCHEMA = f"""
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
-CREATE TABLE events (
-    number INTEGER PRIMARY KEY,     -- 0, 1, 2, ... without gaps
-    kind TEXT NOT NULL,             -- begun, drawn, observed, joined, left, calibrated, loaded
-    round_index INTEGER NOT NULL,   -- of what was drawn or observed; -1 for the others
-    time REAL NOT NULL,             -- seconds since 1970
-    payload BLOB NOT NULL,          -- plain values: see encoding.py
-    checksum BLOB NOT NULL          -- of this row and, through it, of all before
-) STRICT;
-CREATE INDEX events_by_round ON events (round_index, kind);
-"""
-COLUMNS = (int, str, int, float, bytes, bytes)
-"""What a row consists of; where SQLite's own words are damaged, it may find something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +54,17 @@ def checksum(previous: bytes, number: int, kind: str, round_index: int, at: floa
     return digest.digest()
 
 
-def check_header(path: Path) -> None:
-    """A LedgerError unless ``path`` is a run that this version can read; it is not opened, only looked at."""
-    try:
-        if stat.S_ISFIFO(path.stat().st_mode):  # to open one is to wait for whoever writes to it
-            raise LedgerError(f"{path} must be a run of sortition, got a pipe")
-        with open(path, "rb") as file:
-            start = file.read(_HEADER.size)
-    except OSError as error:
-        raise LedgerError(f"{path} must be a readable file, got {error.strerror}") from None
-    if len(start) < _HEADER.size:
-        raise LedgerError(f"{path} must be a run of sortition, got a file of {len(start)} bytes")
-    magic, version, application = _HEADER.unpack(start)
-    if magic != b"SQLite format 3\0" or application != APPLICATION_ID:
-        raise LedgerError(f"{path} must be a run of sortition, got another kind of file")
-    if version != SCHEMA_VERSION:
-        known = f"this version of sortition knows schema {SCHEMA_VERSION}"
-        raise LedgerError(f"{path} must be of a schema that can be read ({known}), got schema {version}")
-
-
 class Store:
     """The database of one run, open for reading or, by the one who holds the lock, for writing."""
 
-    def __init__(self, path: Path, *, write: bool) -> None:
+    on_row: Callable[[int], None] | None = None
+    """Told the number of each row that ``events`` gives."""
+
+    def __init__(self, path: Path, *, write: bool, good: bool = False) -> None:
+        """``good``: as if the rows from the first damaged one on were not there."""
         check_header(path)
         self.path = path
-        with self._trouble("be readable"):
+        with self._trouble("be readable and writable" if write else "be readable"):
             self._connection = _connect(path, write)
             try:
                 if write:
@@ -104,7 +72,7 @@ class Store:
                     if mode != "wal":
                         raise LedgerError(f"{path} must be on a file system that allows WAL, got {mode!r}")
                     self._connection.execute("PRAGMA synchronous = FULL")
-                self.last, self._last_checksum = self._last_row()
+                self.last, self._last_checksum = self._good_row() if good else self._last_row()
                 self._places = Places(path, (path, wal_of(path)))
             except BaseException:
                 self._connection.close()
@@ -113,6 +81,7 @@ class Store:
     @staticmethod
     def create(path: Path, first: Plain) -> None:
         """A whole new database with its first row, ``begun``; ``path`` must not exist."""
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))  # its WAL will be as private
         connection = sqlite3.connect(path, isolation_level=None)
         try:
             connection.execute("PRAGMA synchronous = FULL")
@@ -150,8 +119,16 @@ class Store:
 
     def events(self, after: int = -1, until: int | None = None) -> Iterator[Event]:
         """The rows after number ``after``, to the last, or to ``until``; each checked."""
-        previous = b"" if after < 0 else self.checksum_of(after)
-        end = self.last if until is None else until
+        try:
+            for event in self._chain(after, self.last if until is None else until):
+                yield event
+                if self.on_row is not None and until is None:
+                    self.on_row(event.number)
+        except LedgerError as error:
+            raise self.damage(str(error)) from error
+
+    def _chain(self, after: int, end: int) -> Iterator[Event]:
+        previous = b"" if after < 0 else self._seal_of(after)
         query = "SELECT * FROM events WHERE number > ? AND number <= ? ORDER BY number"
         expected = after + 1
         with self._trouble("be readable"):
@@ -161,6 +138,14 @@ class Store:
                 previous, expected = event.checksum, expected + 1
         if expected != end + 1:
             raise LedgerError(f"{self.path} must have a row {expected}, got none: rows are missing")
+
+    def damage(self, text: str) -> LedgerError:
+        """The error for rows that are not as they were, with what is good and what to do."""
+        good = -1
+        with suppress(LedgerError):
+            for event in self._chain(-1, self.last):
+                good = event.number
+        return LedgerError(f"{text}; {what_is_good(self.path, good + 1, self.last + 1)}")
 
     def event(self, number: int) -> Event:
         """The row of that number."""
@@ -175,7 +160,7 @@ class Store:
             return None
         event = self.event(row[0])
         if (event.kind, event.round_index) != (kind, round_index):  # the index has no checksum of its own
-            raise LedgerError(
+            raise self.damage(
                 f"{self.path} must have an index of its rows, but row {event.number} is another"
             )
         return event
@@ -189,6 +174,12 @@ class Store:
 
     def checksum_of(self, number: int) -> bytes:
         """The seal of the row of that number, as it is written there."""
+        try:
+            return self._seal_of(number)
+        except LedgerError as error:
+            raise self.damage(str(error)) from error
+
+    def _seal_of(self, number: int) -> bytes:
         with self._trouble("be readable"):
             row = self._connection.execute(
                 "SELECT checksum FROM events WHERE number = ?", (number,)
@@ -203,23 +194,24 @@ class Store:
             return
         number, seal = known
         if number > self.last:
-            raise LedgerError(
+            raise self.damage(
                 f"{self.path} must have the {number + 1} rows that were committed, "
-                f"got {self.last + 1}: rows are missing"
+                f"got {self.last + 1}: rows are missing; put {wal_of(self.path).name} back beside it, "
+                "or a copy of the whole run in its place"
             )
         if self.checksum_of(number) != seal:
-            raise LedgerError(f"{self.path} must be as it was written, but row {number} is another one")
+            raise self.damage(f"{self.path} must be as it was written, but row {number} is another one")
 
     def check_structure(self) -> None:
         """Let SQLite check its own pages and the index."""
         with self._trouble("be whole"):
             found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
-            raise LedgerError(f"{self.path} must be whole, but SQLite finds: {' '.join(str(found).split())}")
+            raise self.damage(f"{self.path} must be whole, but SQLite finds: {' '.join(str(found).split())}")
 
-    def check_place(self) -> None:
+    def check_place(self, *, closing: bool = False) -> None:
         """A LedgerError if the file was moved or replaced: what is written now, nobody would find."""
-        self._places.check()
+        self._places.check(closing=closing)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -231,6 +223,24 @@ class Store:
         if row is None or not (isinstance(row[0], int) and isinstance(row[1], bytes)):
             raise LedgerError(f"{self.path} must end with a row as it was written, got {row}")
         return row[0], row[1]
+
+    def last_there(self) -> int:
+        """The number of the last row, damaged or not; -1 where even that can't be told."""
+        try:
+            with self._trouble("be readable"):
+                return self._last_row()[0]
+        except LedgerError:
+            return -1
+
+    def _good_row(self) -> tuple[int, bytes]:
+        """The last row before the first damaged one."""
+        found: Event | None = None
+        with suppress(LedgerError):
+            for event in self._chain(-1, 2**62):
+                found = event
+        if found is None:
+            raise LedgerError(f"{self.path} must have a good first row; put a copy of the run in its place")
+        return found.number, found.checksum
 
     def _checked(self, row: Any, previous: bytes, expected: int) -> Event:
         number, kind, round_index, at, payload, seal = row
@@ -247,12 +257,7 @@ class Store:
         try:
             yield
         except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:  # the last: damaged text
-            raise LedgerError(f"{self.path} must {expectation}, but SQLite says: {error}") from error
-
-
-def wal_of(path: Path) -> Path:
-    """Where SQLite keeps the last rows of a database until they are copied into it."""
-    return path.with_name(path.name + "-wal")
+            raise LedgerError(sqlite_trouble(self.path, expectation, error)) from error
 
 
 def _connect(path: Path, write: bool) -> sqlite3.Connection:

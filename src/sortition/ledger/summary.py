@@ -11,6 +11,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
 from sortition.ledger.record import RunRecord
 from sortition.ledger.suspects import Suspicion, suspicion_of
+from sortition.ledger.words import duration, moment, settings_in_words
 from sortition.samplers.guard import Suspect
 
 LAST_NORMS = 3
@@ -37,17 +38,26 @@ class RunSummary:
     """A run in figures; ``clients`` are the drawn ones, the most drawn first."""
 
     sampler: str
+    cohort_size: int | None
+    seed: int | None
+    settings: str
+    """What else the sampler was built with, in words."""
     rounds: int
     open_rounds: int
+    oldest_open: float | None
+    """When the oldest cohort that awaits feedback was drawn."""
     draws: int
     replies: int
     failures: int
     present: int | None
     """The clients that can be drawn at the end, where the record says so."""
+    everybody: int | None
+    """All clients that there ever were, where the record says so."""
     coverage: float | None
     r"""The share of all clients there ever were that was drawn at least once."""
     effective_clients: float
     r"""How many clients drawn equally often would be as diverse: :math:`(\sum n_m)^2 / \sum n_m^2`."""
+    begun_at: float
     first_draw: float | None
     last_event: float
     clients: tuple[ClientSummary, ...]
@@ -69,6 +79,7 @@ def summarise(record: RunRecord) -> RunSummary:
     seen, effective, replied, medians = [], [], [], []
     squares = draws = replies = failures = open_rounds = 0
     first: float | None = None
+    oldest_open: float | None = None
     last = record.begun_at
     for round_ in record.rounds():
         first = round_.drawn_at if first is None else first
@@ -81,6 +92,7 @@ def summarise(record: RunRecord) -> RunSummary:
         effective.append(draws * draws / squares if squares else 0.0)
         if round_.norms is None:
             open_rounds += 1
+            oldest_open = round_.drawn_at if oldest_open is None else oldest_open
             replied.append(np.nan)
             medians.append(np.nan)
             continue
@@ -110,14 +122,20 @@ def summarise(record: RunRecord) -> RunSummary:
                     clients[client].left = True
     return RunSummary(
         sampler=record.sampler,
+        cohort_size=record.config.get("cohort_size"),
+        seed=record.seed,
+        settings=settings_in_words(record.config),
         rounds=len(seen),
         open_rounds=open_rounds,
+        oldest_open=oldest_open,
         draws=draws,
         replies=replies,
         failures=failures,
         present=present,
+        everybody=everybody,
         coverage=None if not everybody else len(clients) / everybody,
         effective_clients=effective[-1] if effective else 0.0,
+        begun_at=record.begun_at,
         first_draw=first,
         last_event=last,
         clients=tuple(sorted(clients.values(), key=lambda known: (-known.draws, known.client))),
@@ -173,22 +191,32 @@ def _suspect_row(suspect: Suspect, known: ClientSummary) -> tuple[str, str, str,
     return name, str(suspect.hits), f"{suspect.largest_excess:.3g}", draws, norms
 
 
-def figures(summary: RunSummary) -> list[tuple[str, str]]:
-    """A run in figures, by name."""
+def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, str]]:
+    """A run in figures, by name; ``now`` tells how old the open cohorts are."""
     asked = summary.replies + summary.failures
     present = "unknown" if summary.present is None else f"{summary.present}"
     coverage = "unknown" if summary.coverage is None else f"{summary.coverage:.1%}"
     rounds = f"{summary.rounds}, {summary.open_rounds} of them await feedback"
+    if summary.oldest_open is not None:
+        age = "" if now is None else f", {duration(now - summary.oldest_open)} ago"
+        rounds += f", the oldest drawn {moment(summary.oldest_open)}{age}"
     if not summary.rounds:
         rounds = "none drawn yet"
     share = f"{summary.failures / asked:.1%}" if asked else ""
     failed = f"{summary.failures} of {asked} requests to a client ({share})" if asked else "none asked yet"
+    of_all = "" if summary.everybody is None else f" of {summary.everybody} clients"
+    lasted = duration(summary.last_event - summary.begun_at)
     return [
         ("sampler", summary.sampler),
+        ("cohort size", "unknown" if summary.cohort_size is None else str(summary.cohort_size)),
+        ("seed", "unknown" if summary.seed is None else str(summary.seed)),
+        ("settings", summary.settings),
+        ("begun", moment(summary.begun_at)),
+        ("last row", f"{moment(summary.last_event)}, {lasted} after the first"),
         ("rounds", rounds),
         ("clients", present),
         ("coverage", f"{coverage} drawn at least once ({len(summary.clients)} clients)"),
-        ("effective clients", f"{summary.effective_clients:.1f} of {summary.draws} draws"),
+        ("effective clients", f"{summary.effective_clients:.1f}{of_all}"),
         ("failures", failed),
         ("suspects", summary.suspicion.in_words()),
     ]

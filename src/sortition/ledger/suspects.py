@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sortition.core.errors import LedgerError
@@ -10,6 +11,9 @@ from sortition.samplers.guard import Suspect
 
 SUSPECT_COLUMNS = ("client", "clipped reports", "times the bound", "draws", "last norms")
 
+NAMED = 3
+"""Suspects that the one line names, each with how often."""
+
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
@@ -17,15 +21,25 @@ class Suspicion:
 
     suspects: tuple[Suspect, ...] = ()
     unknown: str | None = None
+    norm_bound: str | None = None
+    """Where privacy clips the norms before the guard sees them."""
 
     def in_words(self) -> str:
         """One line."""
         if self.unknown is not None:
             return self.unknown
+        blind = ""
+        if self.norm_bound is not None:
+            blind = (
+                f"; privacy clips norms at {self.norm_bound} before the guard sees them, "
+                "so that liars are not found"
+            )
         if not self.suspects:
-            return "none: no report was above the guard's clip"
+            return "none: no report was above the guard's clip" if not blind else f"not known{blind}"
         reports = sum(suspect.hits for suspect in self.suspects)
-        return f"{len(self.suspects)}, with {reports} reports above the guard's clip"
+        clients = [f"{suspect.client} ({suspect.hits})" for suspect in self.suspects[:NAMED]]
+        named = ", ".join([*clients, *(["..."] if len(self.suspects) > NAMED else [])])
+        return f"{len(self.suspects)}, with {reports} reports above the guard's clip: {named}{blind}"
 
 
 def suspicion_of(record: RunRecord) -> Suspicion:
@@ -44,4 +58,5 @@ def suspicion_of(record: RunRecord) -> Suspicion:
         return Suspicion(unknown=f"not known: {error}")
     if sampler is None:
         return Suspicion(unknown="not known: only the program that made the sampler can build it")
-    return Suspicion(tuple(sampler.suspects()))
+    clip = re.search(r"norm_bound=([^,)]+)", str(record.config.get("privacy")))
+    return Suspicion(tuple(sampler.suspects()), norm_bound=clip and clip[1])

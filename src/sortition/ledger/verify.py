@@ -12,6 +12,7 @@ from sortition.ledger.encoding import pack
 from sortition.ledger.files import SealedFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.recipe import maker
+from sortition.ledger.record import OnRow, told
 from sortition.ledger.replay import SNAPSHOT, MakeSampler, Replayed, begin, snapshot_values
 from sortition.ledger.store import Store
 
@@ -28,17 +29,25 @@ class Verified:
     """Whether the sampler could be built, and drew every cohort again."""
 
 
-def verify_run(path: str | os.PathLike[str], make_sampler: MakeSampler | None = None) -> Verified:
+def verify_run(
+    path: str | os.PathLike[str],
+    make_sampler: MakeSampler | None = None,
+    *,
+    on_row: OnRow | None = None,
+) -> Verified:
     """Check all that is on disk of a run; a LedgerError says what is wrong.
 
     The rounds are drawn and learnt from again and compared with the record, as are the snapshots. A sampler
     of the library is built from the settings in the record; for another one, give ``make_sampler``.
+    ``on_row`` is told how many rows are done, and of how many.
     """
     run = run_file(path)
     directory = side_directory(run)
     _check_readable(directory)
     known = witness(directory / LOCK)
     store = Store(run, write=False)
+    if on_row is not None:
+        store.on_row = told(on_row, store)
     try:
         store.check_structure()
         store.check_witness(known)
@@ -57,7 +66,7 @@ def verify_run(path: str | os.PathLike[str], make_sampler: MakeSampler | None = 
                 compared += _check_snapshot(files, event.number, event.checksum, replayed)
         beyond = [number for number in snapshots if number > store.last]
         if beyond and not _being_written(store, run):
-            raise LedgerError(f"{run} must have the row {beyond[0]} of a snapshot: rows are missing")
+            raise store.damage(f"{run} must have the row {beyond[0]} of a snapshot: rows are missing")
         return Verified(store.last + 1, rounds, compared, _check_attachments(files), replayed is not None)
     finally:
         store.close()

@@ -1,0 +1,56 @@
+"""Times and settings of a run, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from sortition.ledger.settings import fields_of
+from sortition.samplers.guard import Guard
+
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def moment(seconds: float) -> str:
+    """A time to the second.
+
+    >>> moment(0.0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def duration(seconds: float) -> str:
+    """How long, in the two largest units.
+
+    >>> duration(93784.0)
+    '1 d 2 h'
+    """
+    left, parts = max(0, round(seconds)), []
+    for unit, size in _UNITS:
+        if left >= size:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2]) or "0 s"
+
+
+def settings_in_words(config: Mapping[str, Any]) -> str:
+    """The settings beside the sizes; of a guard, what is not as it comes.
+
+    >>> settings_in_words({"num_clients": 9, "cohort_size": 2, "design": "independent", "privacy": "none"})
+    'design independent, privacy none'
+    """
+    words = []
+    for name, value in config.items():
+        if name == "guard" and value != "none":
+            usual = fields_of(Guard())
+            own = [
+                f"{field}={set_to}"
+                for field, set_to in fields_of(value).items()
+                if usual.get(field) != set_to
+            ]
+            value = f"Guard({', '.join(own)})"
+        if name not in ("num_clients", "cohort_size"):
+            words.append(f"{name} {value}")
+    return ", ".join(words) or "unknown"
