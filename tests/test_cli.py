@@ -51,6 +51,22 @@ class TestResults:
         names = [line.split("│")[1].strip() for line in result.stdout.splitlines() if line.startswith("│")]
         assert names == ["uniform", "avare", "vrb"]
 
+    def test_blanks_in_a_list_do_not_matter(self):
+        arguments = ["compare", *TINY, "--samplers"]
+        assert invoke(*arguments, "avare, vrb ").stdout == invoke(*arguments, "avare,vrb").stdout
+
+    def test_as_a_module(self):
+        result = subprocess.run(
+            [sys.executable, "-m", "sortition", "--version"], capture_output=True, text=True, check=True
+        )
+        assert result.stdout == f"sortition {sortition.__version__}\n"
+
+    def test_a_command_that_is_not_there(self):
+        result = invoke("nosuch")
+        assert result.exit_code == 2
+        assert "There are arena, bench, compare, reproduce, report, runs." in result.stderr
+        assert "There are show, export, verify." in invoke("runs", "nosuch").stderr
+
     def test_seed_determines_the_output(self):
         arguments = ["compare", *TINY, "--samplers", "proportional"]
         first = invoke(*arguments, "--seed", "1").stdout

@@ -232,7 +232,7 @@ def test_the_page_is_not_written_over_the_run(run: Path, name: str) -> None:
     before = {file: file.read_bytes() for file in run.parent.rglob("*") if file.is_file()}
     found = sortition("report", run, "--output", run.parent / name)
     assert found.exit_code == 2
-    assert "must be none of the files of the run" in found.output
+    assert "must be none of the files of the run, but is: choose another place" in found.output
     assert before == {file: file.read_bytes() for file in before}
     assert verify_run(run).rounds == 8
 
@@ -261,3 +261,14 @@ def test_a_page_is_written_aside(run: Path, tmp_path: Path) -> None:
     assert page.read_text() == "new"
     assert link.is_symlink()
     assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_table_needs_a_directory(run: Path, tmp_path: Path) -> None:
+    found = sortition("runs", "export", run)
+    assert found.exit_code == 2
+    assert "Missing option '--csv'. It wants DIR: The directory for rounds.csv" in found.output
+    (tmp_path / "server.py").write_text("pass")
+    found = sortition("runs", "export", run, "--csv", tmp_path / "server.py")
+    assert found.exit_code == 2
+    assert "server.py must be a directory, or be made one, got a file" in found.output
+    assert (tmp_path / "server.py").read_text() == "pass"

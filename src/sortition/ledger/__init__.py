@@ -23,10 +23,12 @@
   rest of it is at ``sampler``;
 - ``attach(round_index, name, arrays)`` and ``attachment(round_index, name)``: plain arrays, numbers and
   strings beside a round, such as the model. The newest two of a name are kept. Attach before ``observe``;
-  whoever resumes takes the attachment of ``last_observed``, the newest round that had feedback;
+  whoever resumes takes the attachment of ``last_observed``, the round that had feedback last. It is None if
+  somebody took the file away;
 - ``close()``, or leave the ``with`` block.
 
-``read_run(path)`` reads a run while it is being written; ``verify_run(path)`` replays it from the start.
+``read_run(path)`` reads a run while it is being written or, with ``good=True``, what is good of a damaged
+one; ``verify_run(path)`` replays it from the start.
 ``docs/ledger.md`` says what is promised, and how it is kept.
 """
 

@@ -7,6 +7,7 @@ the same order. The same values always give the same bytes.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Mapping
@@ -87,7 +88,7 @@ def _array(view: memoryview, place: int, kind: Any, shape: Any) -> tuple[np.ndar
     if min(lengths, default=0) < 0:
         raise ValueError("a negative length")
     dtype = np.dtype(kind)
-    end = place + dtype.itemsize * int(np.prod(lengths, dtype=object))
+    end = place + dtype.itemsize * math.prod(lengths)
     if end > len(view):
         raise ValueError("bytes are missing")
     return np.frombuffer(view[place:end], dtype=dtype).reshape(lengths).copy(), end
