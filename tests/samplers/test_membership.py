@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from sortition import (
     UniformSampler,
     VRBSampler,
 )
+from sortition.samplers.guard import COSTLESS
 from tests.helpers import SAMPLERS, same_cohort
 
 M, K = 7, 3
+SHARELESS = replace(COSTLESS, outliers_share=1.0)  # a share goes before proportions
 
 
 def portfolio(**common: Any) -> PortfolioSampler:
@@ -41,9 +44,9 @@ def MABS(**common: Any) -> MABSSampler:  # noqa: N802 - like a class
 EVERYBODY = {
     **SAMPLERS,
     "kvib": lambda **common: KVibSampler(num_rounds=40, exploration=0.4, **common),
-    "empirical bayes": EmpiricalBayesSampler,
+    "empirical bayes": lambda **common: EmpiricalBayesSampler(guard=SHARELESS, **common),
     "unguarded": lambda **common: EmpiricalBayesSampler(guard=None, **common),
-    "guarded": lambda **common: EmpiricalBayesSampler(guard=Guard(largest_rise=1.1), **common),
+    "guarded": lambda **common: EmpiricalBayesSampler(guard=replace(SHARELESS, largest_rise=1.1), **common),
     "portfolio": portfolio,
 }
 

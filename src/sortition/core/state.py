@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sortition.core.errors import StateError
-from sortition.core.types import BoolArray, FloatArray
+from sortition.core.types import BoolArray, FloatArray, IntArray
 
 
 def scalar(state: Mapping[str, Any], name: str) -> int | float:
@@ -69,8 +69,8 @@ def number(
     return value
 
 
-def check(name: str, values: FloatArray, right: BoolArray, expected: str) -> None:
+def check(name: str, values: FloatArray | IntArray, right: BoolArray, expected: str) -> None:
     """A StateError with the first of ``values``, the entry called ``name``, that is not ``right``."""
     if not right.all():
-        wrong = float(values[~right][0])
+        wrong = values[~right][0].item()
         raise StateError(f"state must hold {name!r}, numbers that are {expected}, got {wrong!r}")

@@ -27,6 +27,7 @@ from sortition.samplers.defences import Defences
 from sortition.samplers.guard import Guard, Suspect
 from sortition.samplers.privacy import NormPrivacy, PrivacySpent
 from sortition.samplers.state import LARGEST_SEED, Saved
+from sortition.samplers.trial import Replies
 
 
 class Common(TypedDict, total=False):
@@ -92,6 +93,11 @@ class BaseSampler(Saved):
         self._roster = Roster(self._founders, None)  # subclasses may have another
         self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=LARGEST_SEED))
         self._defences = Defences(guard, privacy, self._generator.seed)
+        if guard is not None and guard.trial_replies and type(self)._start_anew is BaseSampler._start_anew:
+            raise ConfigurationError(
+                f"guard must have trial_replies = 0 for {type(self).__name__}, which can't learn them again, "
+                f"got {guard.trial_replies}"
+            )
         self._round_index = 0
         self._open = {}
         self._latest = None
@@ -100,6 +106,20 @@ class BaseSampler(Saved):
     @abstractmethod
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Take in the feedback of those who replied: at least one, weights mean-one."""
+
+    def _start_anew(self) -> None:
+        """Forget what was learnt, and who is there not; for samplers with replies on trial."""
+        raise NotImplementedError
+
+    def _learn_again(self, replies: Replies) -> None:
+        """Learn ``replies`` in the place of all that was learnt so far."""
+        if replies:
+            self._start_anew()
+        for cohort, norms in replies:
+            here = self._roster.present(cohort.clients)
+            heard = cohort.only(here)
+            if len(heard):
+                self._learn(heard, log_feedback(self._weights, heard.clients, norms[here]))
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Learn from a cohort that somebody else drew: its weights say how."""
@@ -166,6 +186,7 @@ class BaseSampler(Saved):
         if len(heard):
             before = self._shown().look_up(heard.clients) if self._defences.guarded else None
             values = self._defences.clipped(heard, values)
+            self._learn_again(self._defences.judged_trial())
             self._learn(heard, log_feedback(self._weights, heard.clients, values))
             if before is not None:
                 self._defences.hold(

@@ -14,6 +14,7 @@ from sortition.engine.capped import Capped
 from sortition.engine.drawing import Distribution
 from sortition.samplers.guard import Guard, Suspect
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
+from sortition.samplers.trial import Replies
 from sortition.samplers.watch import Watch, WeightsOf
 
 
@@ -47,6 +48,10 @@ class Defences:
     def clipped(self, heard: Cohort, norms: FloatArray) -> FloatArray:
         """The norms as they may count."""
         return norms if self._watch is None else self._watch.clip(heard, norms)
+
+    def judged_trial(self) -> Replies:
+        """When the first replies can be judged, and lies were among them: all of them as they may count."""
+        return [] if self._watch is None else self._watch.judge_trial()
 
     def moderated(self, norms: FloatArray) -> FloatArray:
         """Norms of a pre-training pass as they may count, by themselves alone."""
@@ -117,9 +122,9 @@ class Defences:
         watch = {} if self._watch is None else self._watch.state()
         return {**watch, **({} if self._noise is None else self._noise.state())}
 
-    def restored(self, state: Mapping[str, Any]) -> Defences:
-        """These defences with the memory of ``state``."""
+    def restored(self, state: Mapping[str, Any], ids: int) -> Defences:
+        """These defences with the memory of ``state``, of a sampler with so many ids."""
         defences = Defences(None, None, 0)
-        defences._watch = None if self._watch is None else self._watch.restored(state)
+        defences._watch = None if self._watch is None else self._watch.restored(state, ids)
         defences._noise = None if self._noise is None else self._noise.restored(state)
         return defences

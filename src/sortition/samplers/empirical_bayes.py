@@ -61,6 +61,9 @@ class EmpiricalBayesSampler(BaseSampler):
         if self._given_weights is not None:
             mixed = (1.0 - uniform) * self._given_weights + uniform / self._founders
             self._roster = Roster(self._founders, mixed)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self._distribution = self._lifted = Lifted(self._roster, share=self.constants.least_share)
         self._population = Population.before(self.constants.first_noise)
         self._seen = np.zeros((0, KEPT))  # one row a slot

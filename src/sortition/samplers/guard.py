@@ -1,10 +1,10 @@
 r"""Defences against clients that lie about their norms; ``docs/hostile-clients.md`` derives the bounds.
 
 *Clip.* A norm counts for at most B(``clip_factor``, ``fence``), a robust bound by the norms of late: see
-``outliers.py`` and ``yardstick.py``. The first ``trial_replies`` are too few to judge anybody by, and are
-believed.
+``outliers.py`` and ``yardstick.py``. The first ``trial_replies`` are too few to judge anybody by: they are
+believed, and when there are more, judged; if lies were among them, all is learnt again without.
 
-*Share.* Outliers, clients whose last norm was above the lower bound B(``outlier_factor``, ``outlier_fence``),
+*Share.* Outliers, clients with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``) of late,
 hold together at most ``outliers_share`` of the distribution; or what they may well hold if the norms are
 log-normal, or their part of all client weights, if that is more. Those with the highest ratio to their
 weights are cut down first.
@@ -29,7 +29,7 @@ class Guard:
 
     ``Guard(outliers_share=0.2, clip_factor=20)`` leaves liars less, and costs federations with a few honest
     clients of very large norms more: ``docs/hostile-clients.md`` has the figures. ``trial_replies`` is for
-    samplers that can change their mind about the first replies; OSMD and MABS take their scale from them.
+    samplers that can learn again from the start: empirical Bayes.
     """
 
     clip_factor: float = 100.0
@@ -53,7 +53,7 @@ class Guard:
 
 
 COSTLESS = Guard(trial_replies=50)
-"""What samplers with a guard have unless told otherwise: it costs an honest run nothing."""
+"""What the default sampler has: it costs an honest run nothing."""
 
 
 @dataclass(frozen=True, slots=True)

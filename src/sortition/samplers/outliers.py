@@ -19,7 +19,7 @@ import numpy as np
 from sortition.core.types import BoolArray, FloatArray, IntArray
 
 FEW = 20
-"""Up to so many norms the third quartile is taken, then the ninth decile."""
+"""With fewer norms the third quartile is taken, else the ninth decile."""
 THIRD_QUARTILE = (0.75, 0.6744897501960817)
 NINTH_DECILE = (0.9, 1.2815515655446004)
 """The level of the high quantile, and where the standard normal distribution has it."""
@@ -51,11 +51,11 @@ class Bounds:
 
 
 def bounds_of(logs: FloatArray, weights: FloatArray, fences: Fences) -> Bounds:
-    """The bounds by the logarithms of norms and their cohort weights, and by the logarithms alone.
+    """The bounds by the logarithms of norms and their weights, and by the logarithms alone.
 
-    The smaller ones count. By the weights, which have mean one for every client, whoever is drawn often
-    counts no more than the others; but there a single reply of a client that is hardly ever drawn counts for
-    many, and that must not decide either.
+    The smaller ones count. By the weights, those of ``yardstick.py``, whoever is drawn often counts no more
+    than the others; but a client that is hardly ever drawn then counts for many, and that must not decide
+    either.
 
     >>> fences = Fences(outlier_factor=3, outlier_fence=1, clip_factor=10, clip_fence=2)
     >>> found = bounds_of(np.log(np.full(9, 2.0)), np.ones(9), fences)
@@ -133,6 +133,6 @@ def _bounds_by(logs: FloatArray, weights: FloatArray, fences: Fences) -> Bounds:
     clip = high + max(math.log(fences.clip_factor), fences.clip_fence * spread)
     deviation = UNCERTAINTY * spread / z
     expected = 0.0
-    if deviation > 0.0:
+    if deviation > 0.0 and len(logs) >= FEW:  # a third quartile says too little of the tail
         expected = 0.5 * math.erfc(((outlier - median) / deviation - deviation) / math.sqrt(2.0))
     return Bounds(outlier, clip, expected)

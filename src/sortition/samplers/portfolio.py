@@ -19,12 +19,14 @@ from sortition.core.validation import positive_number
 from sortition.engine.crowd import VANISHING
 from sortition.engine.drawing import Distribution, mass_without
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import COSTLESS, Guard
+from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 from sortition.samplers.state import Config
 
 CAUTION = 0.2
 """The scale-free meta rate: what a loss of twice the mixture's costs an expert in a round, in logs."""
+GUARD = Guard()
+"""What a portfolio has unless told otherwise."""
 MEMORY = 0.9
 """How much of the running loss is kept from one round to the next."""
 
@@ -119,7 +121,7 @@ class PortfolioSampler(BaseSampler):
         meta_rate: float | None = None,
         design: Design = "with_replacement",
         seed: int = 0,
-        guard: Guard | None = COSTLESS,
+        guard: Guard | None = GUARD,
         privacy: NormPrivacy | None = None,
     ) -> None:
         if not experts or not all(isinstance(expert, BaseSampler) for expert in experts):

@@ -94,8 +94,8 @@ class Saved(Members):
         rounds = array(state, "open_rounds", np.int64, (None,))
         tickets = array(state, "open_tickets", np.int64, (len(rounds),))
         weights = self._weights.restored(state, "weights.")
-        defences = self._defences.restored(state)
         roster = self._roster.restored(state, "")
+        defences = self._defences.restored(state, roster.ids)
         before, learnt = copy(self._roster), self._state()
         self._roster.become(roster)
         try:

@@ -10,17 +10,20 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.state import array, check, count, number
-from sortition.core.types import BoolArray, FloatArray, IntArray
+from sortition.core.types import FloatArray, IntArray
 from sortition.engine.capped import Capped
 from sortition.engine.drawing import Distribution
 from sortition.samplers.guard import Guard, Suspect
 from sortition.samplers.outliers import Fences, among, bounds_of, levelled
+from sortition.samplers.trial import Replies, Trial
 from sortition.samplers.yardstick import LARGEST_LOG, Yardstick
 
 WeightsOf = Callable[[IntArray], FloatArray]
 """Tells the client weights of ids."""
 BELIEVED = 1e18
-"""A trial reply counts for at most so many times the bound."""
+"""A reply on trial counts for at most so many times the bound."""
+FORGIVEN = 5
+"""After so many replies in a row that are not, a client is no outlier any more."""
 MANY = 1000
 """More outliers than this are not summed up at every feedback."""
 
@@ -32,8 +35,10 @@ class Watch:
         self.guard = guard
         self._fences = Fences(guard.outlier_factor, guard.outlier_fence, guard.clip_factor, guard.fence)
         self._yardstick = Yardstick(self._fences)
+        self._trial = Trial()
         self._hits: dict[int, tuple[int, float]] = {}
-        self._outliers = np.zeros(0, dtype=np.int64)  # clients whose last norm was above the bound, ascending
+        self._outliers = np.zeros(0, dtype=np.int64)  # clients whose norm was above the bound, ascending
+        self._calm = np.zeros(0, dtype=np.int64)  # how often each has replied below it since
         self._outlying = 0.0  # such a part of the last cohort they were
         self._put_off = 0  # for so many feedbacks many outliers need not be summed up
         self._draws = 0  # so many there had been at the last feedback
@@ -52,15 +57,31 @@ class Watch:
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms as they may count; whoever is above the bounds is remembered."""
         self._yardstick.remember(cohort, norms)
-        factor = min(self.guard.clip_factor, self.guard.outlier_factor)
-        if self._yardstick.finds_ordinary(float(norms.max()), factor):
-            self._note_outliers(cohort.clients, np.zeros(len(cohort), dtype=bool))
-            return norms
-        above = norms > math.exp(min(self._yardstick.bounds.outlier, LARGEST_LOG))
-        self._note_outliers(cohort.clients, above)
+        self._note_outliers(cohort, norms)
+        if self.on_trial:
+            self._trial.take(cohort, norms)
+            return np.minimum(norms, min(self.norm_bound * BELIEVED, np.finfo(float).max))
+        return self._clipped(cohort, norms)
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether there are too few replies to judge anybody by."""
+        return self._yardstick.replies <= self.guard.trial_replies
+
+    def judge_trial(self) -> Replies:
+        """When the trial is over: its replies as they may count, if any of them was a lie; else nothing."""
+        if self.on_trial:
+            return []
+        replies = self._trial.end()
         bound = self.norm_bound
-        if self._yardstick.replies <= self.guard.trial_replies:
-            bound = min(bound * BELIEVED, np.finfo(float).max)
+        if not any(np.any(norms > bound) for _, norms in replies):
+            return []
+        return [(cohort, self._clipped(cohort, norms)) for cohort, norms in replies]
+
+    def _clipped(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
+        if self._yardstick.finds_ordinary(float(norms.max()), self.guard.clip_factor):
+            return norms
+        bound = self.norm_bound
         caught = norms > bound
         if not caught.any():
             return norms
@@ -78,12 +99,20 @@ class Watch:
             norms, math.exp(min(bounds_of(logs, np.ones(len(logs)), self._fences).clip, LARGEST_LOG))
         )
 
-    def _note_outliers(self, clients: IntArray, above: BoolArray) -> None:
+    def _note_outliers(self, cohort: Cohort, norms: FloatArray) -> None:
+        """Whoever was above the bound when last heard is an outlier, until it was below often enough."""
+        found = self._yardstick.outliers(cohort, norms)
+        self._outlying = 0.0
+        if not len(found) and not len(self._outliers):
+            return
+        above = among(cohort.clients, found)
         self._outlying = float(above.mean())
-        known = among(clients, self._outliers)
-        if above.any() or known.any():
-            others = np.setdiff1d(self._outliers, clients[known], assume_unique=True)
-            self._outliers = np.sort(np.concatenate((others, clients[above])))
+        self._calm[among(self._outliers, np.sort(cohort.clients))] += 1
+        stay = (self._calm < FORGIVEN) & ~among(self._outliers, found)
+        clients = np.concatenate((self._outliers[stay], found))
+        calm = np.concatenate((self._calm[stay], np.zeros(len(found), dtype=np.int64)))
+        order = np.argsort(clients)
+        self._outliers, self._calm = clients[order], calm[order]
 
     def suspects(self) -> list[Suspect]:
         """The clients that hit the clip, the most frequent first."""
@@ -139,7 +168,9 @@ class Watch:
 
     def forget(self, clients: IntArray) -> None:
         """``clients`` (ascending) have left, and hold nobody down any more."""
-        self._outliers = self._outliers[~among(self._outliers, clients)]
+        self._yardstick.forget(clients)
+        stay = ~among(self._outliers, clients)
+        self._outliers, self._calm = self._outliers[stay], self._calm[stay]
         stay = ~among(self._limited, clients)
         self._limited, self._limits = self._limited[stay], self._limits[stay]
         stay = ~among(self._held, clients)
@@ -202,10 +233,12 @@ class Watch:
         """All that the guard remembers."""
         return {
             **self._yardstick.state(),
+            **self._trial.state(),
             "guard.suspects": np.array(list(self._hits), dtype=np.int64),
             "guard.hits": np.array([hits for hits, _ in self._hits.values()], dtype=np.int64),
             "guard.excesses": np.array([worst for _, worst in self._hits.values()], dtype=np.float64),
             "guard.outliers": self._outliers.copy(),
+            "guard.calm": self._calm.copy(),
             "guard.outlying": self._outlying,
             "guard.put_off": self._put_off,
             "guard.draws": self._draws,
@@ -215,10 +248,10 @@ class Watch:
             "guard.ceilings": self._ceilings.copy(),
         }
 
-    def restored(self, state: Mapping[str, Any]) -> Watch:
-        """A watch with the memory of ``state``."""
+    def restored(self, state: Mapping[str, Any], ids: int) -> Watch:
+        """A watch with the memory of ``state``, of a sampler with so many ids."""
         watch = Watch(self.guard)
-        watch._yardstick = self._yardstick.restored(state)
+        watch._yardstick, watch._trial = self._yardstick.restored(state), Trial.restored(state)
         suspects = array(state, "guard.suspects", np.int64, (None,))
         hits = array(state, "guard.hits", np.int64, (len(suspects),))
         worst = array(state, "guard.excesses", np.float64, (len(suspects),))
@@ -226,6 +259,7 @@ class Watch:
             zip(suspects.tolist(), zip(hits.tolist(), worst.tolist(), strict=True), strict=True)
         )
         watch._outliers = array(state, "guard.outliers", np.int64, (None,))
+        watch._calm = array(state, "guard.calm", np.int64, (len(watch._outliers),))
         watch._outlying = number(state, "guard.outlying", least=0.0, most=1.0)
         watch._put_off, watch._draws = count(state, "guard.put_off"), count(state, "guard.draws")
         watch._limited = array(state, "guard.limited", np.int64, (None,))
@@ -234,4 +268,14 @@ class Watch:
         watch._ceilings = array(state, "guard.ceilings", np.float64, (len(watch._held),))
         for name, values in (("guard.limits", watch._limits), ("guard.ceilings", watch._ceilings)):
             check(name, values, (values >= 0.0) & (values <= 1.0), "from 0 to 1")
+        for name, clients in (
+            ("guard.outliers", watch._outliers),
+            ("guard.limited", watch._limited),
+            ("guard.held", watch._held),
+        ):
+            right = (np.diff(clients, prepend=-1) > 0) & (clients < ids)
+            check(name, clients, right, f"ascending, from 0 to {ids - 1}")
+        check("guard.hits", hits, hits > 0, "above 0")
+        check("guard.excesses", worst, (worst >= 0.0) & np.isfinite(worst), "finite and not negative")
+        check("guard.calm", watch._calm, (watch._calm >= 0) & (watch._calm < FORGIVEN), f"below {FORGIVEN}")
         return watch

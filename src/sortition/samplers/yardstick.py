@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from sortition.core.cohort import Cohort
+from sortition.core.errors import StateError
 from sortition.core.state import array, check, count
-from sortition.core.types import BoolArray, FloatArray
+from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.samplers.outliers import Bounds, Fences, all_ordinary, among, bounds_of
 
 REMEMBERED = 500
@@ -18,6 +19,7 @@ REMEMBERED = 500
 OUTDATED = 5000
 """What a client said is forgotten after so many more replies of others."""
 
+LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 LARGEST_LOG = math.log(np.finfo(float).max)
 
 
@@ -68,7 +70,7 @@ class Yardstick:
             return
         clients = cohort.clients[above_zero]
         rates = cohort.counts[above_zero] / cohort.weights[above_zero] / len(clients)
-        self._keep(~among(self._clients, np.sort(clients)))
+        self.forget(np.sort(clients))
         outdated = int(np.searchsorted(self._before, self.replies - OUTDATED))
         self._clients = np.concatenate((self._clients, clients))
         self._logs = np.concatenate((self._logs, np.log(norms[above_zero])))
@@ -81,6 +83,18 @@ class Yardstick:
         self._clients, self._logs = self._clients[which], self._logs[which]
         self._rates, self._before = self._rates[which], self._before[which]
         self._bounds = None
+
+    def outliers(self, cohort: Cohort, norms: FloatArray) -> IntArray:
+        """Whose norm is above the outliers' bound, ascending: of those remembered and of a cohort."""
+        largest = max(float(norms.max()), math.exp(min(self._logs.max(initial=-math.inf), LARGEST_LOG)))
+        if self.finds_ordinary(largest, min(self._fences.outlier_factor, self._fences.clip_factor)):
+            return np.zeros(0, dtype=np.int64)
+        above = norms > math.exp(min(self.bounds.outlier, LARGEST_LOG))
+        return np.union1d(cohort.clients[above], self._clients[self._logs > self.bounds.outlier])
+
+    def forget(self, clients: IntArray) -> None:
+        """What ``clients`` (ascending) said does not count any more."""
+        self._keep(~among(self._clients, clients))
 
     def finds_ordinary(self, norm: float, factor: float) -> bool:
         """Whether a norm is at most ``factor`` times the high quantiles; quicker than the bounds."""
@@ -109,7 +123,12 @@ class Yardstick:
         yardstick._rates = array(state, "guard.rates", np.float64, shape)
         yardstick._before = array(state, "guard.before", np.int64, shape)
         yardstick.replies = count(state, "guard.replies")
-        check("guard.logs", yardstick._logs, np.isfinite(yardstick._logs), "finite")
+        logs, before, clients = yardstick._logs, yardstick._before, yardstick._clients
+        check("guard.logs", logs, np.abs(logs) <= -LOWEST_LOG, "logarithms of doubles")
+        in_order = (np.diff(before, prepend=0) >= 0) & (before < yardstick.replies)
+        check("guard.before", before, in_order, f"ascending and below {yardstick.replies}")
+        if len(np.unique(clients)) < len(clients) or (clients < 0).any():
+            raise StateError("state must hold 'guard.clients', different ones, none negative, got others")
         rates = yardstick._rates
         check("guard.rates", rates, (rates > 0.0) & np.isfinite(rates), "finite and above 0")
         return yardstick
