@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 
 from sortition.experiments.reproduce import Curve, Result
+from sortition.reports.stretches import in_words, points, short
 
-POINTS = 60
-"""Points of a curve that are drawn; the CSV has them all."""
+POINTS, WIDE_POINTS = 100, 300
+"""Points of a curve at most, in a panel and in a chart as wide as the page; see ``stretches``."""
 WIDTH, HEIGHT = 250, 170
+LARGEST = 1e300
+"""What is larger is drawn there: the sum of a stretch must be finite, and the axis have room."""
+MANY_DECADES = 1e3
+"""A logarithmic axis that spans more has lines at the powers of ten only."""
 COLOURS = {
     "adaptive-osmd": "#0072b2",
     "adaptive-osmd-x100": "#56b4e9",
@@ -30,6 +35,14 @@ AXIS_TITLES = {
     "log loss": "log of the training loss",
     "log regret": "log of the cumulative regret",
     "accuracy": "validation accuracy",
+}
+_POWER_OF_TEN = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-9"
+_DECADES = {
+    "labelExpr": "datum.label === '' ? '' : format(datum.value, '~g')",
+    **{
+        f"{part}Opacity": {"condition": {"test": _POWER_OF_TEN, "value": 1}, "value": 0}
+        for part in ("grid", "tick")
+    },
 }
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
@@ -58,7 +71,8 @@ def chart(result: Result) -> dict[str, Any]:
                 }
             )
         blocks.append({"title": _title(VARIANT_TITLES[variant]), "vconcat": rows})
-    return _page({"vconcat": blocks, "spacing": 30})
+    rounds = max((len(curve.mean) for curve in result.curves), default=0)
+    return _page({"vconcat": blocks, "spacing": 30}, in_words(rounds, POINTS, "round", spread=True))
 
 
 def line_chart(
@@ -74,31 +88,52 @@ def line_chart(
     """Plain curves as wide as the page, for other reports: name -> (x, y).
 
     ``log`` is for a logarithmic axis, which leaves out what is not positive, ``share`` for one from 0 to
-    100%; ``target`` is a value to draw a dashed line at.
+    100%; ``target`` is a value to draw a dashed line at. Where a point stands for many rounds, the line is
+    their mean, or their median on a logarithmic axis, and the description says so.
     """
     curves = []
     for name, (x, values) in lines.items():
         y = np.array(values, dtype=float)
+        y[np.isfinite(y)] = y[np.isfinite(y)].clip(-LARGEST, LARGEST)
         if log:
             y[~(y > 0.0)] = np.nan
         curves.append(Curve("", "", name, y_title, 0.0, np.asarray(x, float), y, np.zeros(len(y))))
-    panel = _panel(curves, "", x_title, zoom="zoom")
-    y_axis = panel["layer"][0]["encoding"]["y"]
+    y_axis: dict[str, Any] = {
+        "field": "y",
+        "type": "quantitative",
+        "title": y_title,
+        "scale": {"zero": False},
+    }
     if log:
         y_axis["scale"] = {"type": "log", "nice": False}
         known = np.concatenate([[target or np.nan], *(curve.mean for curve in curves)])
         if np.isfinite(known).any():  # a little room on both sides, or a line at the edge is cut
-            y_axis["scale"]["domain"] = [_short(0.9 * np.nanmin(known)), _short(1.1 * np.nanmax(known))]
+            low, high = np.nanmin(known), np.nanmax(known)
+            y_axis["scale"]["domain"] = [short(0.9 * low), short(1.1 * high)]
+            if high > MANY_DECADES * low:
+                y_axis["axis"] = _DECADES
     if share:  # a little room above, or the line at 100% is cut
         y_axis["scale"] = {"domain": [0, 1.04], "nice": False}
         y_axis["axis"] = {"format": "%", "values": [0, 0.25, 0.5, 0.75, 1]}
+    panel = _panel(curves, "", x_title, y_axis, zoom="zoom", most=WIDE_POINTS, median=log)
     if target is not None:
         rule = {"type": "rule", "strokeDash": [6, 4], "color": "#555555", "clip": True}
         panel["layer"].append({"data": {"values": [{"y": target}]}, "mark": rule, "encoding": {"y": y_axis}})
-    return _page({**panel, "width": "container", "height": height})
+    rounds = max((len(curve.mean) for curve in curves), default=0)
+    about = in_words(rounds, WIDE_POINTS, x_title, median=log)
+    return _page({**panel, "width": "container", "height": height}, about)
 
 
-def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str) -> dict[str, Any]:
+def _panel(
+    curves: list[Curve],
+    panel: str,
+    x_title: str = "round",
+    y_axis: dict[str, Any] | None = None,
+    *,
+    zoom: str,
+    most: int = POINTS,
+    median: bool = False,
+) -> dict[str, Any]:
     labels = [curve.label for curve in curves]
     colours = _colours(labels)
     y_title = AXIS_TITLES.get(curves[0].quantity, curves[0].quantity)
@@ -116,7 +151,10 @@ def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str
             "symbolOpacity": 1,
         },
     }
-    y = {"field": "y", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
+    y = y_axis or {"field": "y", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
+    values = [point for curve in curves for point in points(curve, most, median=median)]
+    spans = any(point["low"] < point["high"] for point in values)
+    banded = [{"field": end, "title": end, "format": ".4g"} for end in ("low", "high") if spans]
     layers: list[dict[str, Any]] = [
         {
             "mark": {"type": "line", "strokeWidth": 1.8},
@@ -127,15 +165,18 @@ def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str
                 "color": colour,
                 "tooltip": [
                     {"field": "sampler", "title": "sampler"},
-                    {"field": "x", "title": x_title},
+                    {"field": "at", "title": x_title},
                     {"field": "y", "title": y_title, "format": ".4g"},
+                    *banded,
                 ],
             },
         }
     ]
-    if any(np.any(curve.spread > 0.0) for curve in curves):
+    if spans:  # stretches as steps, for one that stands out must be seen; deviations from round to round
+        deviations = any(np.any(curve.spread > 0.0) for curve in curves)
+        band_style = {"opacity": 0.18} if deviations else {"opacity": 0.3, "interpolate": "step"}
         band = {
-            "mark": {"type": "area", "opacity": 0.18},
+            "mark": {"type": "area", "clip": True, **band_style},
             "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
         }
         layers.insert(0, band)
@@ -143,7 +184,7 @@ def _panel(curves: list[Curve], panel: str, x_title: str = "round", *, zoom: str
         "title": panel,
         "width": WIDTH,
         "height": HEIGHT,
-        "data": {"values": [point for curve in curves for point in _points(curve)]},
+        "data": {"values": values},
         "layer": layers,
     }
 
@@ -155,28 +196,6 @@ def _colours(labels: list[str]) -> list[str]:
         return [PALETTE[place % len(PALETTE)] for place in range(len(labels))]
     others = cycle(OTHERS)
     return [colour or next(others) for colour in own]
-
-
-def _points(curve: Curve) -> list[dict[str, Any]]:
-    known = np.flatnonzero(np.isfinite(curve.mean) & np.isfinite(curve.spread))
-    if not len(known):
-        return []
-    wanted = np.linspace(0, len(known) - 1, min(POINTS, len(known))).round().astype(int)
-    return [
-        {
-            "sampler": curve.label,
-            "x": float(curve.rounds[place]),
-            "y": _short(curve.mean[place]),
-            "low": _short(curve.mean[place] - curve.spread[place]),
-            "high": _short(curve.mean[place] + curve.spread[place]),
-        }
-        for place in known[wanted]
-    ]
-
-
-def _short(value: float) -> float:
-    """Six digits: enough to draw, whatever the scale."""
-    return float(f"{value:.6g}")
 
 
 def _sizes(result: Result) -> dict[str, Any]:
@@ -219,9 +238,10 @@ def _title(text: str) -> dict[str, Any]:
     return {"text": text, "anchor": "start", "fontSize": 14, "offset": 10}
 
 
-def _page(spec: dict[str, Any]) -> dict[str, Any]:
+def _page(spec: dict[str, Any], about: str = "") -> dict[str, Any]:
     return {
         "$schema": SCHEMA,
+        **({"description": about} if about else {}),
         "background": "white",
         "padding": 8,
         "config": {

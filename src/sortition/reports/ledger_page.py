@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sortition.core.types import IntArray
 from sortition.ledger import RunRecord
-from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, summarise, suspect_rows
+from sortition.ledger.summary import (
+    CLIENT_COLUMNS,
+    ClientSummary,
+    RunSummary,
+    client_row,
+    figures,
+    summarise,
+    suspect_rows,
+)
 from sortition.ledger.suspects import SUSPECT_COLUMNS
 from sortition.reports.charts import line_chart
-from sortition.reports.page import Page
+from sortition.reports.page import Number, Page
 
 SHOWN = 20
 CHANGES = 200
@@ -19,13 +29,13 @@ def ledger_page(record: RunRecord) -> str:
     """Rounds, coverage, failures, norms and the clients of a run, as one self-contained page."""
     summary = summarise(record)
     page = Page(f"Run {record.path.name}", f"{summary.sampler}, {summary.rounds} rounds.")
-    page.table(("", ""), figures(summary))
+    page.table((), figures(summary))
     if summary.suspicion.suspects:
         page.heading("Suspects")
         page.paragraph(
             "Clients whose norms were above the clip of the sampler's guard, the most frequent first."
         )
-        page.table(SUSPECT_COLUMNS, suspect_rows(summary, SHOWN))
+        page.table(SUSPECT_COLUMNS, _suspects(summary))
     rounds = np.arange(1, summary.rounds + 1)
     page.heading("Who takes part")
     page.paragraph(
@@ -39,19 +49,24 @@ def ledger_page(record: RunRecord) -> str:
         }
         page.chart(line_chart(lines, "round", "clients"))
         page.heading("Replies")
+        page.paragraph("A round that awaits feedback is left out.", note=True)
         page.chart(
             line_chart(
                 {"share of the cohort": (rounds, summary.replies_by_round)}, "round", "replied", share=True
             )
         )
         page.heading("Norms of the updates")
-        page.paragraph("On a logarithmic scale; a median of 0 is left out.", note=True)
+        page.paragraph(
+            "On a logarithmic scale; a round without a reply, or with a median of 0, is left out.", note=True
+        )
         medians = {"median of the cohort": (rounds, summary.norms_by_round)}
         page.chart(line_chart(medians, "round", "norm", log=True))
     page.heading("The most drawn clients")
-    page.table(CLIENT_COLUMNS, [client_row(known) for known in summary.clients[:SHOWN]])
+    page.table(CLIENT_COLUMNS, [_row(client_row(known), known) for known in summary.clients[:SHOWN]])
     page.heading("The least drawn clients, of those drawn at all")
-    page.table(CLIENT_COLUMNS, [client_row(known) for known in summary.clients[: -SHOWN - 1 : -1]])
+    page.table(
+        CLIENT_COLUMNS, [_row(client_row(known), known) for known in summary.clients[: -SHOWN - 1 : -1]]
+    )
     changes = list(record.memberships())
     if changes:
         page.heading("Joins and leaves")
@@ -65,6 +80,20 @@ def ledger_page(record: RunRecord) -> str:
             ],
         )
     return page.render()
+
+
+def _suspects(summary: RunSummary) -> list[tuple[str, ...]]:
+    known = {client.client: client for client in summary.clients}
+    rows = zip(summary.suspicion.suspects, suspect_rows(summary, SHOWN), strict=False)
+    return [_row(row, known.get(suspect.client)) for suspect, row in rows]
+
+
+def _row(row: Sequence[str], known: ClientSummary | None) -> tuple[str, ...]:
+    """Numbers to the right, and the last norms apart from each other, with three digits each."""
+    *numbers, norms = row
+    if known is not None and known.norms:
+        norms = ", ".join(f"{norm:#.3g}".rstrip(".") for norm in reversed(known.norms))
+    return (*map(Number, numbers), norms)
 
 
 def _clients(clients: IntArray | None) -> str:

@@ -23,13 +23,14 @@ body { font: 15px/1.55 system-ui, "DejaVu Sans", Helvetica, Arial, sans-serif; c
 h1 { font-size: 1.6rem; margin-bottom: .2rem; }
 h2 { margin-top: 2.6rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }
 .lead, .note { color: #555; } .note { font-size: .9rem; }
-table { border-collapse: collapse; margin: .8rem 0; font-size: .88rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: left; vertical-align: top; }
 td.short, td.number { white-space: nowrap; } td.number { text-align: right; } th { background: #f6f6f6; }
 td.bad { color: #b00020; font-weight: 600; } td.good { color: #00693e; }
-.chart { overflow-x: auto; margin: .6rem 0; } details { margin: .6rem 0; }
-summary { cursor: pointer; color: #0b57a4; } .vega-embed summary { opacity: .3; }
-.chart.vega-embed { width: 100%; }
+.chart, .table { overflow-x: auto; margin: .8rem 0; } details { margin: .6rem 0; }
+summary { cursor: pointer; color: #0b57a4; }
+.chart.vega-embed { display: block; width: 100%; } .chart svg { display: block; }
+.chart + .note { margin-top: 0; }
 """
 
 
@@ -63,17 +64,23 @@ class Page:
         self._parts.append(f"<ul>{rows}</ul>")
 
     def chart(self, spec: dict[str, Any]) -> None:
-        """An interactive chart: drag to move, scroll to zoom, double-click to reset."""
+        """An interactive chart: drag to move, scroll to zoom, double-click to reset; described below."""
         self._parts.append(f'<div class="chart" id="chart{len(self._charts)}"></div>')
         self._charts.append(spec)
+        if "description" in spec:
+            self.paragraph(spec["description"], note=True)
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, folded: str | None = None
     ) -> None:
-        """A table; numbers stand to the right, True and False are marked; ``folded`` hides it at first."""
+        """A table; numbers stand to the right, True and False are marked; ``folded`` hides it at first.
+
+        Without names for its columns it has no header. One that is too wide scrolls in a box of its own.
+        """
         head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+        head = f"<thead><tr>{head}</tr></thead>" if columns else ""
         body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = f'<div class="table"><table>{head}<tbody>{body}</tbody></table></div>'
         if folded is not None:
             table = f"<details><summary>{html.escape(folded)}</summary>{table}</details>"
         self._parts.append(table)
@@ -91,8 +98,7 @@ class Page:
                 f'<script type="module">{bundle}\n'
                 f"const specs = {specs};\n"
                 'specs.forEach((spec, place) => window.vegaEmbed("#chart" + place, spec,'
-                ' {renderer: "svg",'
-                " actions: {export: true, source: false, compiled: false, editor: false}}));"
+                ' {renderer: "svg", actions: false}));'
                 "</script>"
             )
         return (

@@ -151,14 +151,15 @@ def _section(page: Page, result: Result) -> None:
     figure = result.figure
     page.heading(f"Figure {figure.name[3:]}: {figure.title}")
     page.paragraph(f"{figure.section}. The paper says: {figure.claim}")
-    page.chart(chart(result))
     if figure.name == "fig5":
+        page.chart(chart(result))
         return
     page.paragraph(
         "Lines are means over the repeats, bands one standard deviation. Drag to move, scroll to zoom, "
         "double-click to reset.",
         note=True,
     )
+    page.chart(chart(result))
     if result.diverged:
         page.paragraph(f"{result.diverged} runs diverged at every step size, and are left out.", note=True)
     page.table(
