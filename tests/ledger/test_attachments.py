@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -136,3 +138,31 @@ def test_what_a_killed_writer_had_not_finished_is_removed(
     with open_run(path, make) as run:
         assert not list(directory.glob("*.unfinished"))
         assert run.draw().round_index == 0
+
+
+def documented_loop() -> str:
+    """The first example of docs/ledger.md, until whatever round is asked for."""
+    page = (Path(__file__).parents[2] / "docs" / "ledger.md").read_text()
+    block = page[page.index("    from sortition import") : page.index("`open_run` gives")]
+    return textwrap.dedent(block).replace("< 500", "< until")
+
+
+def test_the_documented_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """It begins, continues from its model, and starts the model anew where that was lost."""
+    monkeypatch.chdir(tmp_path)
+
+    def train(model: int, cohort: Any) -> tuple[int, Any]:
+        return model + 1, norms_of(cohort)
+
+    def loop(until: int) -> int:
+        names: dict[str, Any] = {"train": train, "initial_model": lambda: 0, "until": until}
+        exec(documented_loop(), names)
+        return int(names["model"])
+
+    assert loop(5) == 5
+    assert loop(7) == 7
+    assert capsys.readouterr().out == ""
+    shutil.rmtree(tmp_path / "run.db.d")
+    assert loop(9) == 2
+    assert "no model is left" in capsys.readouterr().out
+    assert verify_run(tmp_path / "run.db").rounds == 9

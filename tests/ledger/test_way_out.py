@@ -143,6 +143,8 @@ def test_a_damaged_attachment_names_the_good_ones(path: Path) -> None:
             good = r'attachment\(1, "model"\) can be read' if number == 2 else "or begin without it"
             with pytest.raises(LedgerError, match=f"{number:09d} must be as it was written.*{good}"):
                 run.attachment(number, "model")
+    with pytest.raises(LedgerError, match=r"000000001 must be as it was written.*or begin without it"):
+        verify_run(path)
 
 
 def other(**settings: Any) -> AdaptiveOSMDSampler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from shlex import quote
 
 LITTLE_SPACE = 128 * 1024
 """Bytes; SQLite can't open a run for writing with less."""
@@ -30,7 +31,7 @@ def what_is_good(path: Path, good: int, there: int) -> str:
         return "not even its first row is good: put a copy of the run in its place"
     what = f"all {good} rows that are there are good" if good >= there else f"rows 0 to {good - 1} are good"
     return (
-        f"{what}: save them with sortition runs export {path} --csv DIR --good; docs/ledger.md, "
+        f"{what}: save them with sortition runs export {quote(str(path))} --csv DIR --good; docs/ledger.md, "
         '"When something is damaged", says how to go on'
     )
 

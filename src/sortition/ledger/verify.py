@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
-from sortition.ledger.attachments import PREFIX
+from sortition.ledger.attachments import PREFIX, Attachments
 from sortition.ledger.encoding import pack
 from sortition.ledger.files import SealedFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
@@ -89,6 +89,8 @@ def _check_snapshot(files: SealedFiles, number: int, checksum: bytes, replayed: 
         snapshot = files.read(SNAPSHOT, number)
     except FileNotFoundError:  # a writer has taken a newer one meanwhile
         return 0
+    except LedgerError as error:
+        raise LedgerError(f"{error}; remove it: open_run goes on without it, from the rows") from error
     if snapshot.get("checksum") != checksum.hex():
         raise LedgerError(f"the snapshot after row {number} must belong to that row, got another checksum")
     if replayed is not None and pack(snapshot) != pack(snapshot_values(replayed, checksum)):
@@ -106,13 +108,9 @@ def _being_written(store: Store, run: Path) -> bool:
 
 
 def _check_attachments(files: SealedFiles) -> int:
-    checked = 0
+    attachments, checked = Attachments(files), 0
     for name in sorted(files.names()):
         if name.startswith(PREFIX):
             for number in files.numbers(name):
-                try:
-                    files.read(name, number)
-                except FileNotFoundError:
-                    continue
-                checked += 1
+                checked += attachments.read(number, name.removeprefix(PREFIX)) is not None
     return checked
