@@ -80,15 +80,44 @@ def test_another_simulation_of_the_same_clients_draws_the_same_ones():
     assert sorted(drawn[0]) == sorted(drawn[1])
 
 
-def test_an_app_that_answers_no_queries_works_by_node_ids_and_is_asked_once(caplog):
+def test_an_app_that_answers_no_queries_works_by_node_ids_and_is_asked_a_few_times(caplog):
     grid = simulated([None] * 30)
     adaptive = strategy()
     with caplog.at_level(logging.WARNING, logger="flwr"):
         for server_round in (1, 2):
             assert one_round(adaptive, grid, model(0.0), server_round)[0] is not None
-    assert grid.queries == 1
+    assert grid.queries == 5
     assert adaptive.identities == tuple(f"node:{node_id}" for node_id in sorted(grid.get_node_ids()))
-    assert "answers no query with 'partition-id'" in caplog.text
+    assert "30 of 30 new clients gave no answer with 'partition-id'" in caplog.text
+
+
+@pytest.mark.parametrize("failing", [1, 4])
+def test_the_first_ones_that_fail_leave_the_others_their_names(failing, caplog):
+    grid, adaptive = simulated([None] * failing + list(range(20))), strategy()
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        one_round(adaptive, grid, model(0.0))
+    assert adaptive.identities == (
+        *(f"node:{50 + place}" for place in range(failing)),
+        *(f"partition-id:{place}" for place in range(20)),
+    )
+    assert f"{failing} of {failing + 20} new clients gave no answer" in caplog.text
+
+
+def test_two_that_are_there_alone_and_fail_leave_those_who_join_their_names():
+    grid, adaptive = simulated([None, None]), strategy()
+    one_round(adaptive, grid, model(0.0))
+    grid.nodes |= simulated([1, 2], first_node=90).nodes
+    one_round(adaptive, grid, model(0.0), 2)
+    assert adaptive.identities == ("node:50", "node:51", "partition-id:1", "partition-id:2")
+
+
+def test_an_app_that_answers_no_queries_is_found_out_also_if_its_nodes_come_one_by_one():
+    grid, adaptive = simulated([None, None]), strategy()
+    for server_round in range(1, 9):
+        one_round(adaptive, grid, model(0.0), server_round)
+        grid.nodes |= simulated([None], first_node=60 + server_round).nodes
+    assert grid.queries == 5
+    assert len(adaptive.identities) == 9
 
 
 def test_a_size_reported_with_the_identity_counts_from_the_start():

@@ -22,6 +22,8 @@ IdentityFunction = Callable[[NodeInfo], str | None]
 PEM = b"-----BEGIN PUBLIC KEY-----"
 NOT_REACHED = frozenset({3, 4, 5})
 """Error codes of the SuperLink itself: message, reply or node unavailable. The client was not heard."""
+HANDFUL = 5
+"""So many clients must fail, and none answer, before the ClientApp is taken to answer no queries."""
 
 
 def registered_identity(node: NodeInfo) -> str | None:
@@ -71,8 +73,8 @@ class Identities:
     """Finds out who is online, anew each round, asking a client at most once.
 
     A client that is asked answers a query with a record that holds ``reported_key`` and, if it likes,
-    ``size_key``. A ClientApp that answers no queries is not asked again: its nodes then go by their node ids,
-    which stay the same for this run, but not for the next.
+    ``size_key``. One that fails to goes by its node id, which stays the same for this run, but not for the
+    next. After a handful of failures and not a single answer nobody is asked any more, and all go by node id.
     """
 
     def __init__(self, identity: IdentityFunction, reported_key: str, size_key: str) -> None:
@@ -81,7 +83,8 @@ class Identities:
         self._size_key = size_key
         self._nodes: dict[int, _Node] = {}
         self._sizes: dict[str, float] = {}
-        self._answers_queries: bool | None = None  # until one was heard
+        self._answered = False
+        self._failures = 0
         self._warned: set[tuple[int, int]] = set()
 
     @property
@@ -117,21 +120,28 @@ class Identities:
             self._nodes[node_id] = _Node(name, activated[node_id])
 
     def _ask(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, str]:
-        """Ask one first: an app without queries then fails once, and not a thousand times."""
-        found: dict[int, str] = {}
-        others = node_ids
-        if self._answers_queries is None:
-            found, others = self._query(node_ids[:1], grid, timeout), node_ids[1:]
-        if self._answers_queries is not False:  # also where the first one was not heard: it may never be
-            found |= self._query(others, grid, timeout)
-        if self._answers_queries is False:
+        """Ask a handful first: an app without queries then fails a few times, and not a thousand."""
+        before = self._failures
+        first = 0 if self._answered else max(HANDFUL - self._failures, 0)
+        found = self._query(node_ids[:first], grid, timeout)
+        if not self._answers_no_queries:  # also where some were not heard: they may never be
+            found |= self._query(node_ids[first:], grid, timeout)
+        nameless = self._failures - before
+        if self._answers_no_queries:
+            found, nameless = {node_id: f"node:{node_id}" for node_id in node_ids}, len(node_ids)
+        if nameless:
             log.warning(
-                "The ClientApp answers no query with '%s': clients go by their node ids, which other runs do "
-                "not share, so that a resumed run would start to learn anew.",
+                "%d of %d new clients gave no answer with '%s' to a query: they go by their node ids, which "
+                "other runs do not share, so that a resumed run would start to learn anew about them.",
+                nameless,
+                len(node_ids),
                 self._reported_key,
             )
-            return {node_id: f"node:{node_id}" for node_id in node_ids}
         return found
+
+    @property
+    def _answers_no_queries(self) -> bool:
+        return not self._answered and self._failures >= HANDFUL
 
     def _query(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, str]:
         """Those that were heard: by what they report, or by node id if they report nothing."""
@@ -140,20 +150,18 @@ class Identities:
         replies = list(grid.send_and_receive(messages, timeout=timeout)) if messages else []
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         found: dict[int, str] = {}
-        answers: list[bool] = []
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id)
             if node_id is None or (reply.has_error() and reply.error.code in NOT_REACHED):
                 continue
             content = RecordDict() if reply.has_error() else reply.content
             reported = _look_up(content, self._reported_key)
-            answers.append(reported is not None)
+            self._answered |= reported is not None
+            self._failures += reported is None
             found[node_id] = f"node:{node_id}" if reported is None else f"{self._reported_key}:{reported}"
             size = _look_up(content, self._size_key)
             if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < math.inf:
                 self._sizes[found[node_id]] = float(size)
-        if self._answers_queries is None and answers:
-            self._answers_queries = any(answers)
         return found
 
     def _later(self, identity: str, one: int, other: int) -> int:
