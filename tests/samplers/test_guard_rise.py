@@ -9,15 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sortition import AvareSampler, EmpiricalBayesSampler, Guard
+from sortition import AvareSampler, EmpiricalBayesSampler, Guard, KVibSampler, PortfolioSampler
 from sortition.core.types import FloatArray, IntArray
 from sortition.samplers.base import BaseSampler
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort
 
 M, K = 12, 4
+
+
+def portfolio(guard: Guard, seed: int = 0, **common: Any) -> PortfolioSampler:
+    experts = [kind(**common, guard=None) for kind in (AvareSampler, EmpiricalBayesSampler)]
+    return PortfolioSampler(experts=experts, guard=guard, seed=seed)
+
+
 BUILD: dict[str, Any] = {
     **{name: SAMPLERS[name] for name in LEARNERS},
     "empirical-bayes": EmpiricalBayesSampler,
+    "k-vib": lambda **common: KVibSampler(num_rounds=40, **common),
+    "portfolio": portfolio,
 }
 LIES = np.array([0.0, 1e-300, 1e-6, 1e-3, 1.0, 2.0, 10.0, 1e3, 1e6, 1e300, np.nan])
 

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition import AvareSampler, EmpiricalBayesSampler, Guard
+from sortition.samplers.guard import COSTLESS
 from sortition.samplers.outliers import (
     UNCERTAINTY,
     Fences,
     all_ordinary,
+    among,
     bounds_of,
     levelled,
     median_and_quantile,
@@ -205,3 +207,44 @@ def test_the_share_that_colluders_can_hold(share: float) -> None:
         cohort = unguarded.draw()
         unguarded.observe(cohort, np.where(colluders[cohort.clients], 1e6, 1.0))
     assert unguarded.probabilities()[colluders].sum() > 1.5 * held
+
+
+@pytest.mark.parametrize("calm", [1, 2, 4])
+@pytest.mark.parametrize("guard", [COSTLESS, Guard(outliers_share=0.2, clip_factor=20.0)], ids=["0.5", "0.2"])
+def test_alternating_lies_do_not_beat_the_share(guard: Guard, calm: int) -> None:
+    """Five of a hundred lie once in so many replies: what was learnt of a lie is not undone by one reply."""
+    sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=10, guard=guard, seed=0)
+    told = np.zeros(100, dtype=int)
+    for t in range(200):
+        if t > 20:
+            assert sampler.probabilities(range(5)).sum() <= guard.outliers_share * (1.0 + 1e-9)
+        cohort = sampler.draw()
+        lying = (cohort.clients < 5) & (told[cohort.clients] % (calm + 1) == 0)
+        told[cohort.clients] += 1
+        sampler.observe(cohort, np.where(lying, 1e4, 1.0 + 0.005 * cohort.clients))
+
+
+@pytest.mark.parametrize("cohort_size", [2, 3])
+@pytest.mark.parametrize("name", ["avare", "empirical-bayes"])
+def test_who_lies_at_first_and_falls_silent_is_found_later(name: str, cohort_size: int) -> None:
+    """In a cohort of two or three a lie is no outlier; it is, when more is known, heard again or not."""
+    sampler = BUILD[name](num_clients=100, cohort_size=cohort_size, guard=Guard(), seed=1)
+    first = sampler.draw()
+    liar = int(first.clients[0])
+    sampler.observe(first, np.where(first.clients == liar, 1e6, 1.0))
+    for t in range(100):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(cohort.clients == liar, np.nan, 1.0 + 0.001 * cohort.clients))
+        assert t < 40 or sampler.probabilities([liar])[0] <= 0.5 * (1.0 + 1e-9)
+
+
+def test_who_has_left_is_no_yardstick() -> None:
+    """Colluders who leave and come back under other names are no more of the clients than before."""
+    sampler = AvareSampler(num_clients=100, cohort_size=20, guard=Guard(), seed=0)
+    liars = np.arange(5)
+    for _ in range(60):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(among(cohort.clients, liars), 1e6, 1.0))
+        sampler.remove_clients(liars)
+        liars = sampler.add_clients(5)
+        assert sampler.norm_bound <= 100.0 * (1.0 + 1e-9)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import StateError
-from sortition.core.state import array
+from sortition.core.state import array, check
 from sortition.core.types import FloatArray
 
 Replies = list[tuple[Cohort, FloatArray]]
@@ -48,8 +48,9 @@ class Trial:
         sizes = array(state, "trial.sizes", np.int64, (None, 3))
         drawn = array(state, "trial.drawn", np.int64, (2, None))
         told = array(state, "trial.told", np.float64, (3, drawn.shape[1]))
-        if sizes[:, 2].sum() != drawn.shape[1] or (sizes < 0).any() or not (told >= 0.0).all():
-            raise StateError("state must hold 'trial.sizes' and 'trial.told' that agree, got others")
+        check("trial.told", told, (told >= 0.0) & np.isfinite(told), "finite and not negative")
+        if sizes[:, 2].sum() != drawn.shape[1] or (sizes < 0).any() or (drawn < 0).any():
+            raise StateError("state must hold 'trial.sizes' and 'trial.drawn' that agree, got others")
         start = 0
         for round_index, cohort_size, length in sizes.tolist():
             part = slice(start, start + length)
