@@ -59,8 +59,6 @@ DEFENCES: dict[str, Guard | None] = {
     "guard": Guard(),
     "strict": Guard(outliers_share=0.2, clip_factor=20.0),
 }
-GUARDED_BY_DEFAULT = ("portfolio", "empirical-bayes")
-"""Whose "guard" is the one that they have by default."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,9 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int, tick: T
     all_factors = np.where(colluders, attack.factor, 1.0)
     weights = federation.client_weights
     no_bound: Any = None
-    guard = COSTLESS if defence == "guard" and name in GUARDED_BY_DEFAULT else DEFENCES[defence]
+    guard = DEFENCES[defence]
+    if defence == "guard" and name == "empirical-bayes":
+        guard = COSTLESS  # as it has by default
     sampler: Any = SAMPLERS[name](
         GuardedTrial(weights, COHORT_SIZE, rounds, no_bound, "with_replacement", seed, guard)
     )

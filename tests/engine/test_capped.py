@@ -46,8 +46,6 @@ def test_equals_the_plainest_way(p: Any, limits: list[float], cap: float) -> Non
     assert capped.everybody() == pytest.approx(expected, rel=1e-6)
     assert capped.everybody().sum() == pytest.approx(1.0, abs=1e-9)
     assert np.array_equal(capped.look_up(np.array([4, 1])), capped.everybody()[[4, 1]])
-    bound = np.isclose(expected[:-1], ceilings[:-1], rtol=1e-9, atol=0.0)
-    assert np.array_equal(capped.binding | bound, bound | capped.binding)
     free = capped.everybody() < ceilings * (1.0 - 1e-9)
     assert capped.everybody()[free] == pytest.approx(capped.scale * p[free])
 
@@ -57,7 +55,6 @@ def test_nobody_above_means_nothing_changes() -> None:
     capped = Capped(inner, np.array([1]), np.array([0.3]), cap=0.5)
     uniforms = np.random.default_rng(0).random((50, 2))
     assert capped.scale == 1.0
-    assert not capped.binding.any()
     for one, other in zip(capped.draw(uniforms), inner.draw(uniforms), strict=True):
         assert np.array_equal(one, other)
 

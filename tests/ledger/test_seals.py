@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
 from sortition import ConfigurationError, LedgerError
 from sortition.ledger import open_run, read_run, verify_run
-from sortition.ledger.files import DIGEST_BYTES, MAGIC, UNNAMED
-from tests.ledger.helpers import crash, make, play, recorded
+from tests.ledger.helpers import make, play, recorded
 
 INDEX = "CREATE INDEX events_by_round ON events (round_index, kind)"
 
@@ -98,18 +96,6 @@ def test_attachments_that_changed_places(path: Path) -> None:
                 run.attachment(round_index, "model")
         with pytest.raises(LedgerError, match="or its name"):
             verify_run(path)
-
-
-def test_files_from_before_names_were_covered(path: Path) -> None:
-    run = open_run(path, make)
-    play(run, 2)
-    run.attach(1, "model", {"w": 3.0})
-    (file,) = path.with_name("run.db.d").glob("attachment_*")
-    body = UNNAMED + file.read_bytes()[len(MAGIC) : -DIGEST_BYTES]
-    file.write_bytes(body + blake2b(body, digest_size=DIGEST_BYTES).digest())
-    crash(run)
-    with open_run(path, make) as run:
-        assert run.attachment(1, "model") == {"w": 3.0}
 
 
 def test_names_of_values_are_strings(path: Path) -> None:

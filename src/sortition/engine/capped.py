@@ -32,18 +32,15 @@ class Capped(Distribution):
     >>> from sortition.engine.roster import Roster
     >>> inner = Prior(Roster(3, np.array([0.6, 0.2, 0.2])))
     >>> capped = Capped(inner, np.array([0]), np.array([0.3]), cap=1.0)
-    >>> capped.everybody(), capped.binding.tolist()
-    (array([0.3 , 0.35, 0.35]), [True])
+    >>> capped.everybody()
+    array([0.3 , 0.35, 0.35])
     """
 
     def __init__(self, inner: Distribution, clients: IntArray, ceilings: FloatArray, cap: float) -> None:
         self._inner = inner
         self._clients, self._ceilings, self._cap = clients, np.minimum(ceilings, cap), cap
         self._generator: np.random.Generator | None = None
-        own = inner.look_up(clients)
-        self.scale = self._solve(own)
-        self.binding = self.scale * own > self._ceilings
-        """Which of ``clients`` are held down by their ceilings."""
+        self.scale = self._solve(inner.look_up(clients))
 
     def with_generator(self, generator: np.random.Generator) -> Capped:
         """This distribution, ready to draw: draws that are not kept are made up for from ``generator``."""

@@ -17,8 +17,6 @@ from sortition.core.errors import ConfigurationError, LedgerError
 from sortition.ledger.encoding import Plain, pieces, unpack
 
 MAGIC = b"sortition sealed file 2\n"
-UNNAMED = b"sortition sealed file 1\n"
-"""How files began whose checksum did not cover their names yet."""
 RUN_BYTES = 16
 DIGEST_BYTES = 32
 KEPT = 2
@@ -110,13 +108,9 @@ class SealedFiles:
         data = memoryview(file.read_bytes())
         start = len(MAGIC) + RUN_BYTES
         magic, body = bytes(data[: len(MAGIC)]), data[:-DIGEST_BYTES]
-        digest = blake2b(file.name.encode() if magic == MAGIC else b"", digest_size=DIGEST_BYTES)
+        digest = blake2b(file.name.encode(), digest_size=DIGEST_BYTES)
         digest.update(body)
-        if (
-            len(data) < start + DIGEST_BYTES
-            or magic not in (MAGIC, UNNAMED)
-            or digest.digest() != data[-DIGEST_BYTES:]
-        ):
+        if len(data) < start + DIGEST_BYTES or magic != MAGIC or digest.digest() != data[-DIGEST_BYTES:]:
             raise LedgerError(
                 f"{file} must be as it was written, but its checksum says that it has changed, or its name"
             )
