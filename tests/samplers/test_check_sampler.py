@@ -252,7 +252,8 @@ class TakesUnknownClients(Sound):
 
 class TakesAnyState(Sound):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict({**self.state_dict(), **state, "kind": type(self).__name__, "version": 1})
+        mine = self.state_dict()
+        super().load_state_dict({**mine, **state, "kind": mine["kind"], "version": mine["version"]})
 
 
 BROKEN: list[tuple[type[Sampler], str]] = [

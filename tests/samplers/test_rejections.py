@@ -29,6 +29,7 @@ from sortition import (
     UniformSampler,
     VRBSampler,
 )
+from sortition.samplers.state import STATE_VERSION
 from tests.helpers import SAMPLERS, same_state, train
 
 M, K = 5, 2
@@ -355,8 +356,8 @@ def test_states_of_the_wrong_kind_or_version(name: str) -> None:
     kind = type(sampler).__name__
     for change, complaint in (
         ({"kind": "LotterySampler"}, f"state must be of kind {kind}, got 'LotterySampler'"),
-        ({"version": 99}, "state must have version 1, got 99"),
-        ({"version": None}, "state must have version 1, got None"),
+        ({"version": 99}, f"state must have version {STATE_VERSION}, got 99"),
+        ({"version": None}, f"state must have version {STATE_VERSION}, got None"),
     ):
         wrong = {**state, **change}
         assert_refused(sampler, lambda wrong=wrong: sampler.load_state_dict(wrong), StateError, complaint)
