@@ -57,11 +57,11 @@ class Watch:
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms as they may count; whoever is above the bounds is remembered."""
         self._yardstick.remember(cohort, norms)
-        self._note_outliers(cohort, norms)
+        anybody = self._note_outliers(cohort, norms)
         if self.on_trial:
             self._trial.take(cohort, norms)
             return np.minimum(norms, min(self.norm_bound * BELIEVED, np.finfo(float).max))
-        return self._clipped(cohort, norms)
+        return self._clipped(cohort, norms) if anybody else norms
 
     @property
     def on_trial(self) -> bool:
@@ -70,17 +70,12 @@ class Watch:
 
     def judge_trial(self) -> Replies:
         """When the trial is over: its replies as they may count, if any of them was a lie; else nothing."""
-        if self.on_trial:
-            return []
-        replies = self._trial.end()
-        bound = self.norm_bound
-        if not any(np.any(norms > bound) for _, norms in replies):
+        replies = [] if self.on_trial else self._trial.end()
+        if not any(np.any(norms > self.norm_bound) for _, norms in replies):
             return []
         return [(cohort, self._clipped(cohort, norms)) for cohort, norms in replies]
 
     def _clipped(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        if self._yardstick.finds_ordinary(float(norms.max()), self.guard.clip_factor):
-            return norms
         bound = self.norm_bound
         caught = norms > bound
         if not caught.any():
@@ -99,12 +94,15 @@ class Watch:
             norms, math.exp(min(bounds_of(logs, np.ones(len(logs)), self._fences).clip, LARGEST_LOG))
         )
 
-    def _note_outliers(self, cohort: Cohort, norms: FloatArray) -> None:
-        """Whoever was above the bound when last heard is an outlier, until it was below often enough."""
+    def _note_outliers(self, cohort: Cohort, norms: FloatArray) -> bool:
+        """Whoever was above the bound when last heard is an outlier, until it was below often enough.
+
+        Says whether anybody was: whoever is above the clip is.
+        """
         found = self._yardstick.outliers(cohort, norms)
         self._outlying = 0.0
         if not len(found) and not len(self._outliers):
-            return
+            return False
         above = among(cohort.clients, found)
         self._outlying = float(above.mean())
         self._calm[among(self._outliers, np.sort(cohort.clients))] += 1
@@ -113,6 +111,7 @@ class Watch:
         calm = np.concatenate((self._calm[stay], np.zeros(len(found), dtype=np.int64)))
         order = np.argsort(clients)
         self._outliers, self._calm = clients[order], calm[order]
+        return len(found) > 0
 
     def suspects(self) -> list[Suspect]:
         """The clients that hit the clip, the most frequent first."""

@@ -87,7 +87,8 @@ class Yardstick:
     def outliers(self, cohort: Cohort, norms: FloatArray) -> IntArray:
         """Whose norm is above the outliers' bound, ascending: of those remembered and of a cohort."""
         largest = max(float(norms.max()), math.exp(min(self._logs.max(initial=-math.inf), LARGEST_LOG)))
-        if self.finds_ordinary(largest, min(self._fences.outlier_factor, self._fences.clip_factor)):
+        factor = min(self._fences.outlier_factor, self._fences.clip_factor)
+        if largest == 0.0 or all_ordinary(math.log(largest), self._logs, self._weights(), factor):
             return np.zeros(0, dtype=np.int64)
         above = norms > math.exp(min(self.bounds.outlier, LARGEST_LOG))
         return np.union1d(cohort.clients[above], self._clients[self._logs > self.bounds.outlier])
@@ -95,10 +96,6 @@ class Yardstick:
     def forget(self, clients: IntArray) -> None:
         """What ``clients`` (ascending) said does not count any more."""
         self._keep(~among(self._clients, clients))
-
-    def finds_ordinary(self, norm: float, factor: float) -> bool:
-        """Whether a norm is at most ``factor`` times the high quantiles; quicker than the bounds."""
-        return norm == 0.0 or all_ordinary(math.log(norm), self._logs, self._weights(), factor)
 
     def _weights(self) -> FloatArray:
         span = self.replies - int(self._before[0])
