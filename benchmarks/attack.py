@@ -49,7 +49,6 @@ from sortition.experiments.contestants import CONTESTANTS, EXPLORATION, ORACLES,
 from sortition.experiments.parallel import Tick, run_tasks
 from sortition.experiments.trajectory import variance_ratio
 from sortition.problems import STEP_SIZE, DigitsFederation
-from sortition.samplers.guard import COSTLESS
 
 COHORT_SIZE = 5
 FACTORS = (1e-6, 1e-3, 0.1, 10.0, 100.0, 1e3, 1e6)
@@ -159,8 +158,6 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int, tick: T
     weights = federation.client_weights
     no_bound: Any = None
     guard = DEFENCES[defence]
-    if defence == "guard" and name == "empirical-bayes":
-        guard = COSTLESS  # as it has by default
     sampler: Any = SAMPLERS[name](
         GuardedTrial(weights, COHORT_SIZE, rounds, no_bound, "with_replacement", seed, guard)
     )

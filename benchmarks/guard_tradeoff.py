@@ -1,13 +1,13 @@
 """How much a guard leaves to liars, and what it costs where nobody lies: its defaults follow this curve.
 
     python benchmarks/guard_tradeoff.py [--seeds 2] [--rounds 300] [--out DIR]
-    python benchmarks/guard_tradeoff.py --honest [--seeds 10] [--jobs 2] [--out DIR]
+    python benchmarks/guard_tradeoff.py --honest [--sampler portfolio] [--seeds 10] [--jobs 2] [--out DIR]
 
-The default sampler on environments of the arena with 100 clients. *Honest*: variance over the optimum's,
-relative to the same run without a guard. *Attacked*: 1% or 5% of the clients report 10 to 1e6 times their
-norms; the share of the distribution that they hold, mean over the second half of the run, the worst of the
-factors, mean over the environments; and the variance by the true norms, relative to that of the honest run
-without a guard.
+The default sampler, or another one of ``attack.py``, on environments of the arena with 100 clients. *Honest*:
+variance over the optimum's, relative to the same run without a guard. *Attacked*: 1% or 5% of the clients
+report 10 to 1e6 times their norms; the share of the distribution that they hold, mean over the second half of
+the run, the worst of the factors, mean over the environments; and the variance by the true norms, relative to
+that of the honest run without a guard.
 
 ``--honest`` measures what the default guard costs where nobody lies and no more: whole runs of all
 environments with up to 100 clients, on other seeds. It takes five minutes on two cores.
@@ -24,21 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attack import SAMPLERS, GuardedTrial
 
-from sortition import EmpiricalBayesSampler, Guard
+from sortition import Guard
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.arena.environments import ENVIRONMENTS
 from sortition.experiments.parallel import Tick, run_tasks
 from sortition.experiments.trajectory import variance_ratio
-from sortition.samplers.guard import COSTLESS
 
-ALONE = replace(COSTLESS, outliers_share=1.0)
+ALONE = replace(Guard(), outliers_share=1.0)
 NO_CLIP = replace(ALONE, clip_factor=1e9, fence=100.0)
 GUARDS: dict[str, tuple[str, Guard | None]] = {
     "no guard": ("none", None),
-    **{
-        f"share {s:g}": ("share", replace(COSTLESS, outliers_share=s)) for s in (0.7, 0.5, 0.4, 0.3, 0.2, 0.1)
-    },
+    **{f"share {s:g}": ("share", replace(Guard(), outliers_share=s)) for s in (0.7, 0.5, 0.4, 0.3, 0.2, 0.1)},
     **{
         f"clip {f:g}": ("clip", replace(ALONE, clip_factor=f, fence=1.0 if f < 100 else 4.0))
         for f in (100.0, 30.0, 10.0, 3.0)
@@ -73,10 +71,12 @@ class Run:
     variance: float
 
 
-def run(name: str, environment: str, share: float, factor: float, seed: int, rounds: int, tick: Tick) -> Run:
-    """Replay a trace to the default sampler."""
+def run(
+    kind: str, name: str, environment: str, share: float, factor: float, seed: int, rounds: int, tick: Tick
+) -> Run:
+    """Replay a trace to a sampler with a guard."""
     trace = ENVIRONMENTS[environment].trace(seed)
-    sampler = EmpiricalBayesSampler(**trace.trial(seed).common(), guard=GUARDS[name][1])
+    sampler: Any = SAMPLERS[kind](GuardedTrial(**vars(trace.trial(seed)), guard=GUARDS[name][1]))
     clients = len(trace.client_weights)
     liars = np.random.default_rng(seed).permutation(clients)[: round(share * clients)]
     factors = np.ones(clients)
@@ -242,7 +242,7 @@ def tasks_of(options: argparse.Namespace) -> list[tuple[Callable[[Tick], Run], i
         seeds = range(FIRST_HONEST_SEED, FIRST_HONEST_SEED + options.seeds)
         lengths = {name: ENVIRONMENTS[name].num_rounds for name in names}
         return [
-            (partial(run, guard, name, 0.0, 1.0, seed, lengths[name]), lengths[name])
+            (partial(run, options.sampler, guard, name, 0.0, 1.0, seed, lengths[name]), lengths[name])
             for seed in seeds
             for name in names
             for guard in ("no guard", DEFAULT)
@@ -250,7 +250,7 @@ def tasks_of(options: argparse.Namespace) -> list[tuple[Callable[[Tick], Run], i
     cases = [(environment, 0.0, 1.0) for environment in sorted({*HONEST, *ATTACKED})]
     cases += [(environment, share, f) for environment in ATTACKED for share in SHARES for f in FACTORS]
     return [
-        (partial(run, name, *case, seed, options.rounds), options.rounds)
+        (partial(run, options.sampler, name, *case, seed, options.rounds), options.rounds)
         for seed in range(FIRST_SEED, FIRST_SEED + options.seeds)
         for case in cases
         for name in GUARDS
@@ -261,6 +261,7 @@ def main() -> None:
     """Run everything, print the table, write the rest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--honest", action="store_true")
+    parser.add_argument("--sampler", choices=SAMPLERS, default="empirical-bayes")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from sortition.testing import check_sampler
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, train
 
 M, K = 12, 4
-TEN = Guard(clip_factor=10.0, fence=6.0)
-STRICT = Guard(clip_factor=1.5, largest_rise=1.3, largest_probability=0.2)
+TEN = Guard(clip_factor=10.0, fence=6.0, trial_replies=0)
+STRICT = Guard(clip_factor=1.5, largest_rise=1.3, largest_probability=0.2, trial_replies=10)
 BUILD: dict[str, Any] = {
     **{name: SAMPLERS[name] for name in LEARNERS},
     "empirical-bayes": EmpiricalBayesSampler,
@@ -86,7 +87,7 @@ def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
     """Median 2 and third quartile 3 of (1, 2, 3, 1e6): the factor 10 decides, or the fence if it is more."""
     cohort, norms = cohort_of([4, 5, 6, 7], [1.0] * 4), np.array([1.0, 2.0, 3.0, 1e6])
     for guard, bound in ((Guard(clip_factor=10.0, fence=1.0), 30.0), (Guard(fence=12.0), 3.0 * 1.5**12)):
-        watch = Watch(guard)
+        watch = Watch(replace(guard, trial_replies=0))
         assert watch.norm_bound == np.inf
         clipped = watch.clip(cohort, norms)
         assert clipped.tolist() == [1.0, 2.0, 3.0, pytest.approx(bound)]

@@ -55,6 +55,7 @@ def missing(sampler: BaseSampler) -> float:
     seed=st.integers(0, 1000),
     concentration=st.sampled_from([0.3, 1.0, None]),
     share=st.sampled_from([0.02, 0.2, 0.5, 1.0]),
+    trial=st.sampled_from([0, 10, 50]),
     liars_only=st.booleans(),
     changing=st.booleans(),
 )
@@ -64,6 +65,7 @@ def test_no_report_raises_its_sender_by_more_than_the_stated_factor(
     seed: int,
     concentration: float | None,
     share: float,
+    trial: int,
     liars_only: bool,
     changing: bool,
 ) -> None:
@@ -73,7 +75,7 @@ def test_no_report_raises_its_sender_by_more_than_the_stated_factor(
     """
     rng = np.random.default_rng(seed)
     weights = None if concentration is None else rng.dirichlet(np.full(M, concentration)) + 1e-6
-    guard = Guard(largest_rise=rise, outliers_share=share)
+    guard = Guard(largest_rise=rise, outliers_share=share, trial_replies=trial)
     sampler = BUILD[name](
         num_clients=M,
         cohort_size=K,

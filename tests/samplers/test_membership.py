@@ -23,18 +23,15 @@ from sortition import (
     UniformSampler,
     VRBSampler,
 )
-from sortition.samplers.guard import COSTLESS
 from tests.helpers import SAMPLERS, same_cohort
 
 M, K = 7, 3
-SHARELESS = replace(COSTLESS, outliers_share=1.0)  # a share goes before proportions
+SHARELESS = Guard(outliers_share=1.0)  # a share goes before proportions
 
 
 def portfolio(**common: Any) -> PortfolioSampler:
     experts = [build(**common) for build in (MABS, VRBSampler, AvareSampler, ProportionalSampler)]
-    return PortfolioSampler(
-        experts=experts, guard=Guard(outliers_share=1.0)
-    )  # a share goes before proportions
+    return PortfolioSampler(experts=experts, guard=SHARELESS)
 
 
 def MABS(**common: Any) -> MABSSampler:  # noqa: N802 - like a class

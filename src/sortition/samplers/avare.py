@@ -50,6 +50,9 @@ class AvareSampler(BaseSampler):
         )
         self._decay = number_between("floor_decay", floor_decay, 0.0, 3.0)
         self._smallest_floor = number_between("smallest_floor", smallest_floor, 0.0, 1.0 / self._founders)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self._distribution = self._greedy = Greedy(self._roster)
         self._learnt_rounds = 0
 

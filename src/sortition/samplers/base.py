@@ -44,7 +44,7 @@ class Common(TypedDict, total=False):
     seed: int
     """Of all randomness of a run."""
     guard: Guard | None
-    """Defences against clients that lie about their norms; none, except in the default sampler."""
+    """Defences against clients that lie about their norms; none, except in empirical Bayes."""
     privacy: NormPrivacy | None
     """Clip and noise for the norms before anything is learnt from them; none by default."""
 
@@ -52,8 +52,9 @@ class Common(TypedDict, total=False):
 class BaseSampler(Saved):
     """Base of our samplers. A subclass builds a distribution, and says how feedback changes it.
 
-    It sets ``_distribution`` in its constructor, on ``_roster``, and implements ``_learn``, ``_config``,
-    ``_state`` and ``_restore``; nothing else needs to know how a cohort is drawn, recognised, or weighted.
+    It implements ``_start_anew``, which sets ``_distribution``, on ``_roster``, and is called by its
+    constructor; ``_learn``, ``_config``, ``_state`` and ``_restore``; nothing else needs to know how a cohort
+    is drawn, recognised, or weighted.
     ``membership`` says how clients join and leave, ``state`` how a run is stored and continued.
     """
 
@@ -93,11 +94,6 @@ class BaseSampler(Saved):
         self._roster = Roster(self._founders, None)  # subclasses may have another
         self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=LARGEST_SEED))
         self._defences = Defences(guard, privacy, self._generator.seed)
-        if guard is not None and guard.trial_replies and type(self)._start_anew is BaseSampler._start_anew:
-            raise ConfigurationError(
-                f"guard must have trial_replies = 0 for {type(self).__name__}, which can't learn them again, "
-                f"got {guard.trial_replies}"
-            )
         self._round_index = 0
         self._open = {}
         self._latest = None
@@ -107,9 +103,9 @@ class BaseSampler(Saved):
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Take in the feedback of those who replied: at least one, weights mean-one."""
 
+    @abstractmethod
     def _start_anew(self) -> None:
-        """Forget what was learnt, and who is there not; for samplers with replies on trial."""
-        raise NotImplementedError
+        """Know nothing of anybody but who is there: at the start, and where replies on trial were lies."""
 
     def _learn_again(self, replies: Replies) -> None:
         """Learn ``replies`` in the place of all that was learnt so far."""
@@ -120,6 +116,10 @@ class BaseSampler(Saved):
             heard = cohort.only(here)
             if len(heard):
                 self._learn(heard, log_feedback(self._weights, heard.clients, norms[here]))
+
+    def start_anew(self) -> None:
+        """Forget all that was learnt, but not who is there."""
+        self._start_anew()
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Learn from a cohort that somebody else drew: its weights say how."""

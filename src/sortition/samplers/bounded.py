@@ -39,7 +39,10 @@ class BoundedSampler(BaseSampler):
         self._given_bound = (
             None if feedback_bound is None else positive_number("feedback_bound", feedback_bound)
         )
-        self._log_bound = math.nan if self._given_bound is None else math.log(self._given_bound)
+        self._log_first_bound = math.nan if self._given_bound is None else math.log(self._given_bound)
+
+    def _start_anew(self) -> None:
+        self._log_bound = self._log_first_bound  # nan, if it is to be that of the first feedback
         self._learnt_rounds = 0
 
     def calibrate(self, norms: ArrayLike, clients: ArrayLike | None = None) -> None:
@@ -69,7 +72,7 @@ class BoundedSampler(BaseSampler):
         largest = feedback.max(initial=-math.inf)
         if largest == -math.inf:
             raise FeedbackError("norms must hold at least one that is above 0, got none")
-        self._log_bound = float(largest)
+        self._log_bound = self._log_first_bound = float(largest)
 
     @property
     def feedback_bound(self) -> float | None:
@@ -92,13 +95,19 @@ class BoundedSampler(BaseSampler):
 
     def _membership_changed(self, weight_factor: float) -> None:
         self._log_bound += 2.0 * math.log(weight_factor)  # the feedback goes with lambda squared
+        self._log_first_bound += 2.0 * math.log(weight_factor)
 
     def _config(self) -> Config:
         return {"feedback_bound": "from feedback" if self._given_bound is None else self._given_bound}
 
     def _state(self) -> dict[str, Any]:
-        return {"log_feedback_bound": self._log_bound, "learnt_rounds": self._learnt_rounds}
+        return {
+            "log_feedback_bound": self._log_bound,
+            "log_first_bound": self._log_first_bound,
+            "learnt_rounds": self._learnt_rounds,
+        }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        bound, rounds = number(state, "log_feedback_bound", nan=True), count(state, "learnt_rounds")
-        self._log_bound, self._learnt_rounds = bound, rounds
+        bound, first = (number(state, f"log_{which}_bound", nan=True) for which in ("feedback", "first"))
+        self._learnt_rounds = count(state, "learnt_rounds")
+        self._log_bound, self._log_first_bound = bound, first

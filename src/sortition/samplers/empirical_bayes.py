@@ -15,7 +15,7 @@ from sortition.core.types import FloatArray, IntArray
 from sortition.engine.lifted import Lifted
 from sortition.engine.roster import Roster
 from sortition.samplers.base import BaseSampler, Common
-from sortition.samplers.guard import COSTLESS
+from sortition.samplers.guard import Guard
 from sortition.samplers.population import (
     HIGHEST,
     LOWEST,
@@ -55,7 +55,7 @@ class EmpiricalBayesSampler(BaseSampler):
     constants: ClassVar[Constants] = Constants()
 
     def __init__(self, **common: Unpack[Common]) -> None:
-        common.setdefault("guard", COSTLESS)
+        common.setdefault("guard", Guard())
         super().__init__(**common)
         uniform = self.constants.prior_uniform
         if self._given_weights is not None:

@@ -6,16 +6,15 @@ from typing import Unpack
 
 from numpy.typing import ArrayLike
 
-from sortition.core.cohort import Cohort
-from sortition.core.types import FloatArray
 from sortition.core.validation import distribution, require_support
 from sortition.engine.prior import Prior
 from sortition.engine.roster import Roster
-from sortition.samplers.base import BaseSampler, Common
+from sortition.samplers.base import Common
 from sortition.samplers.state import Config, fingerprint
+from sortition.samplers.unmoved import UnmovedSampler
 
 
-class FixedSampler(BaseSampler):
+class FixedSampler(UnmovedSampler):
     r"""Draws from ``probabilities``, whatever happens.
 
     With :math:`p_m \propto \lambda_m L_m`, :math:`L_m` the smoothness constant of client m's loss, this is
@@ -34,14 +33,11 @@ class FixedSampler(BaseSampler):
         self._roster = Roster(self._founders, self._fixed)
         self._distribution = Prior(self._roster)
 
-    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        """Nothing to learn."""
-
     def _config(self) -> Config:
         return {"probabilities": fingerprint(self._fixed)}
 
 
-class ProportionalSampler(BaseSampler):
+class ProportionalSampler(UnmovedSampler):
     r"""Draws by data size, :math:`p_m = \lambda_m` (Li et al. 2020); uniform without ``client_weights``.
 
     >>> ProportionalSampler(num_clients=2, cohort_size=1, client_weights=[0.25, 0.75]).probabilities()
@@ -52,6 +48,3 @@ class ProportionalSampler(BaseSampler):
         super().__init__(**common)
         self._roster = Roster(self._founders, self._given_weights)
         self._distribution = Prior(self._roster)
-
-    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        """Nothing to learn."""

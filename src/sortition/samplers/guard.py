@@ -28,8 +28,7 @@ class Guard:
     """Which defences a sampler has: see ``samplers/guard.py``. ``guard=None`` is the paper to the letter.
 
     ``Guard(outliers_share=0.2, clip_factor=20)`` leaves liars less, and costs federations with a few honest
-    clients of very large norms more: ``docs/hostile-clients.md`` has the figures. ``trial_replies`` is for
-    samplers that can learn again from the start: empirical Bayes.
+    clients of very large norms more: ``docs/hostile-clients.md`` has the figures.
     """
 
     clip_factor: float = 100.0
@@ -39,7 +38,7 @@ class Guard:
     outlier_factor: float = 5.0
     outlier_fence: float = 1.0
     outliers_share: float = 0.5
-    trial_replies: int = 0
+    trial_replies: int = 50
 
     def __post_init__(self) -> None:
         for name in ("clip_factor", "largest_rise", "outlier_factor"):
@@ -50,10 +49,6 @@ class Guard:
         for name in ("largest_probability", "outliers_share"):
             fraction(name, getattr(self, name))
         whole_number("trial_replies", self.trial_replies, least=0)
-
-
-COSTLESS = Guard(trial_replies=50)
-"""What the default sampler has: it costs an honest run nothing."""
 
 
 @dataclass(frozen=True, slots=True)

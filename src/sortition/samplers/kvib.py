@@ -65,8 +65,12 @@ class KVibSampler(BoundedSampler):
         if exploration is None:
             exploration = min(1.0, (self._founders / (self._num_rounds * self._cohort_size)) ** (1.0 / 3.0))
         self._exploration = fraction("exploration", exploration)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
         self._distribution = self._dense = Dense(self._roster)
-        self._log_omega = np.full(self._founders, -np.inf)
+        self._log_omega = np.full(self._roster.ids, -np.inf)
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         gains = log_feedback + np.log(cohort.weights)  # a weight is 1 / p~

@@ -40,6 +40,10 @@ class MABSSampler(BoundedSampler):
         super().__init__(**bounded)
         self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
         self._exploration = fraction("exploration", exploration)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
         self._distribution = self._lifted = Lifted(self._roster, share=self._exploration)
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:

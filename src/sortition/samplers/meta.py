@@ -47,11 +47,14 @@ class MetaSampler(BoundedSampler):
         self._exploration = fraction("exploration", exploration)
         self._rate_scale = positive_number("rate_scale", rate_scale)
         self._given_prior, self._roster = prior_roster(prior, self._founders, self._given_weights)
-        experts = self._num_experts(self._learnt_rounds)
-        self._distribution = self._experts = Ensemble(
-            self._roster, exploration=self._exploration, experts=experts
-        )
         self._rates: tuple[Hashable, FloatArray, float] = (None, np.zeros(0), 0.0)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
+        self._distribution = self._experts = Ensemble(
+            self._roster, exploration=self._exploration, experts=self._num_experts(0)
+        )
 
     @property
     def expert_weights(self) -> FloatArray:

@@ -15,10 +15,11 @@ from sortition.core.state import array, scalar
 from sortition.core.types import BoolArray, FloatArray
 from sortition.core.validation import norms_of
 from sortition.engine.dense import Dense
-from sortition.samplers.base import BaseSampler, Common
+from sortition.samplers.base import Common
+from sortition.samplers.unmoved import UnmovedSampler
 
 
-class OptimalSampler(BaseSampler):
+class OptimalSampler(UnmovedSampler):
     r"""Draws from the best distribution there is, :math:`p^t_m \propto \sqrt{a^t_m} = \lambda_m \|g^t_m\|`.
 
     It needs the norms of all clients before each draw (Section 3.1), so it is for measuring, not for use:
@@ -61,9 +62,6 @@ class OptimalSampler(BaseSampler):
                 f"reveal(norms) must be called before each draw, got none for round {self._round_index}"
             )
         return super().draw(available)
-
-    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        """Nothing to learn: all was known."""
 
     def _membership_changed(self, weight_factor: float) -> None:
         self._revealed_for = -1

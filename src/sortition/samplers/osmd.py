@@ -48,6 +48,9 @@ class OSMDSampler(BaseSampler):
         self._learning_rate = positive_number("learning_rate", learning_rate)
         self._exploration = fraction("exploration", exploration)
         self._given_prior, self._roster = prior_roster(prior, self._founders, self._given_weights)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self._distribution = self._expert = Ensemble(self._roster, exploration=self._exploration, experts=1)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:

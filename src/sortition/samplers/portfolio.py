@@ -26,7 +26,7 @@ from sortition.samplers.state import Config
 CAUTION = 0.2
 """The scale-free meta rate: what a loss of twice the mixture's costs an expert in a round, in logs."""
 GUARD = Guard()
-"""What a portfolio has unless told otherwise."""
+"""What a portfolio has unless told otherwise: experts that one lie ruins may be among its own."""
 MEMORY = 0.9
 """How much of the running loss is kept from one round to the next."""
 
@@ -154,7 +154,13 @@ class PortfolioSampler(BaseSampler):
         )
         self._meta_rate = None if meta_rate is None else positive_number("meta_rate", meta_rate)
         self._roster = first.roster
-        self._distribution = self._mixture = Mixture(experts)
+        self._experts = list(experts)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        for expert in self._experts:
+            expert.start_anew()
+        self._distribution = self._mixture = Mixture(self._experts)
         self._log_loss = math.nan
 
     @property
@@ -163,16 +169,15 @@ class PortfolioSampler(BaseSampler):
         return np.exp(self._mixture.log_weights)
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
-        experts = self._mixture.experts
-        for expert in experts:
+        for expert in self._experts:
             ids = expert.add_clients(masses, client_weights=client_weights)
-        self._mixture.reweigh(-np.log([mass_without(expert.distribution, ids) for expert in experts]))
+        self._mixture.reweigh(-np.log([mass_without(expert.distribution, ids) for expert in self._experts]))
         return ids
 
     def check_leaving(self, leaving: IntArray) -> None:
         """Raise a ConfigurationError if one of the experts can't go on without ``leaving``."""
         super().check_leaving(leaving)
-        for expert in self._mixture.experts:
+        for expert in self._experts:
             expert.check_leaving(leaving)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -182,7 +187,7 @@ class PortfolioSampler(BaseSampler):
             0, cohort.cohort_size, everybody, cohort.counts, cohort.probabilities, cohort.weights
         )
         losses = log_expert_losses(each, aligned, log_feedback)
-        for expert in self._mixture.experts:
+        for expert in self._experts:
             expert.learn(cohort, log_feedback)
         if losses.min() == -math.inf:
             return
@@ -202,21 +207,20 @@ class PortfolioSampler(BaseSampler):
 
     def _config(self) -> Config:
         rate = "scale-free" if self._meta_rate is None else self._meta_rate
-        kinds = " ".join(type(expert).__name__ for expert in self._mixture.experts)
+        kinds = " ".join(type(expert).__name__ for expert in self._experts)
         return {"meta_rate": rate, "experts": kinds}
 
     def _state(self) -> dict[str, Any]:
         state = {"log_expert_weights": self._mixture.log_weights.copy(), "log_loss": self._log_loss}
-        for i, expert in enumerate(self._mixture.experts):
+        for i, expert in enumerate(self._experts):
             state.update({f"expert{i}.{name}": value for name, value in expert.state_dict().items()})
         return state
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        experts = self._mixture.experts
-        log_weights = array(state, "log_expert_weights", np.float64, (len(experts),))
+        log_weights = array(state, "log_expert_weights", np.float64, (len(self._experts),))
         check("log_expert_weights", log_weights, np.isfinite(log_weights), "finite")
         log_loss = number(state, "log_loss", nan=True)
-        for i, expert in enumerate(experts):
+        for i, expert in enumerate(self._experts):
             prefix = f"expert{i}."
             own = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
             expert.load_state_dict(own)

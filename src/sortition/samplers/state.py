@@ -16,7 +16,7 @@ from sortition.core.state import array, count, text
 from sortition.core.types import FloatArray
 from sortition.samplers.membership import Members
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 LARGEST_SEED = 2**64 - 1
 Config = dict[str, int | float | str]
 

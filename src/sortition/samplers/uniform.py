@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from sortition.core.cohort import Cohort
-from sortition.core.types import FloatArray
 from sortition.engine.prior import Prior
-from sortition.samplers.base import BaseSampler, Common
+from sortition.samplers.base import Common
+from sortition.samplers.unmoved import UnmovedSampler
 
 
-class UniformSampler(BaseSampler):
+class UniformSampler(UnmovedSampler):
     r"""Draws uniformly, :math:`p_m = 1/M`, and learns nothing.
 
     Its keywords are those of every sampler: ``num_clients``, ``cohort_size``, ``client_weights``, ``design``,
@@ -26,6 +25,3 @@ class UniformSampler(BaseSampler):
     def __init__(self, **common: Unpack[Common]) -> None:
         super().__init__(**common)
         self._distribution = Prior(self._roster)
-
-    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        """Nothing to learn."""

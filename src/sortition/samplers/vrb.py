@@ -37,6 +37,10 @@ class VRBSampler(BoundedSampler):
     def __init__(self, *, exploration: float = 0.4, **bounded: Unpack[Bounded]) -> None:
         super().__init__(**bounded)
         self._exploration = fraction("exploration", exploration)
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        super()._start_anew()
         self._distribution = self._lifted = Lifted(self._roster, share=self._exploration)
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
