@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import product
 
 import numpy as np
@@ -110,6 +111,28 @@ def test_the_sampler_hears_the_norms_scaled_by_the_share_of_the_data():
     one_round(adaptive(sampler=sampler, num_examples=sizes), federation(clients()), model(0.0))
     expected = np.array([5.0 / 20.0 * 1.0 * 4, 12.0 / 20.0 * 0.5 * 4])
     np.testing.assert_allclose(sampler.heard, expected)
+
+
+def test_the_log_tells_of_a_client_that_reports_most_of_the_data(caplog):
+    """Once; of a size that the server has given itself it need not be told."""
+    for given in (None, {"name:client-7": 1e9}):
+        grid = federation([Client(examples=1e9 if m == 7 else 20.0 + m) for m in range(12)])
+        strategy = adaptive(cohort_size=12, num_examples=given)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="flwr"):
+            for server_round in (1, 2):
+                one_round(strategy, grid, model(0.0), server_round)
+        told = [record.getMessage() for record in caplog.records]
+        assert len(told) == (given is None)
+        assert all("name:client-7 reports more examples than all others" in message for message in told)
+
+
+@pytest.mark.parametrize("sizes", [[1e9] + [1.0] * 8, [11.0] + [1.0] * 11, [0.0] * 12])
+def test_the_log_is_silent_about_sizes_that_may_well_be(sizes, caplog):
+    """Nine sizes are few; eleven of twenty-two is no more than all others; nobody may have anything."""
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        one_round(adaptive(cohort_size=12), federation([Client(examples=n) for n in sizes]), model(0.0))
+    assert "more examples" not in caplog.text
 
 
 def test_a_given_size_comes_before_a_reported_one():

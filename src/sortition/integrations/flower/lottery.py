@@ -130,6 +130,11 @@ class Lottery:
         """The size that was given for this client of the cohort, if one was."""
         return self._sizes.given(int(drawn.cohort.clients[place]))
 
+    def giant(self) -> str | None:
+        """Who says to have more examples than all others known together."""
+        client = self._sizes.giant()
+        return None if client is None else self.identities[client]
+
     def settle(self, drawn: Drawn, norms: FloatArray, sizes: FloatArray) -> Settled:
         """Weigh a round; ``norms`` and ``sizes`` are aligned with its cohort, nan for who is silent."""
         heard = ~np.isnan(norms)

@@ -11,6 +11,9 @@ from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.state import array
 from sortition.core.types import FloatArray, IntArray
 
+FEWEST_COMPARED = 10
+"""With fewer sizes known, nobody is called a giant."""
+
 
 class DataSizes:
     r"""The numbers of examples :math:`n_m`, and the total over those available, known or estimated.
@@ -73,6 +76,15 @@ class DataSizes:
         examples = float(sizes[known].sum())
         unknown = len(sizes) - int(known.sum())
         return examples + unknown * self._mean() if unknown else examples
+
+    def giant(self) -> int | None:
+        """Who says to have more examples than all others known together, of ten at least."""
+        known = ~np.isnan(self._sizes)
+        if known.sum() < FEWEST_COMPARED:
+            return None
+        largest = int(np.nanargmax(self._sizes))
+        alone = self._sizes[largest] > 0.5 * self._sizes[known].sum()
+        return largest if alone and not self._fixed[largest] else None
 
     def known_shares(self, clients: IntArray) -> FloatArray:
         """The shares of these clients in the data if the sizes of all are known; otherwise all alike."""

@@ -88,6 +88,7 @@ class AdaptiveSampling(Strategy):
         self._ratio = VarianceRatio()
         self._query_timeout = LONGEST_QUERY
         self._round: OpenRound | None = None
+        self._giants: set[str] = set()  # of whom the log has told
         self._arrays: ArrayRecord | None = None
         self._done = 0  # the last round that is complete
         self._resume_at = 0
@@ -193,6 +194,7 @@ class AdaptiveSampling(Strategy):
         drawn, cohort = current.drawn, current.drawn.cohort
         heard = current.hear(replies, self._inner.strategy.weighted_by_key, self._lottery.given_size)
         settled = self._lottery.settle(drawn, heard.norms, heard.sizes)
+        self._warn_of_a_giant()
         places = np.searchsorted(drawn.available, settled.replied.clients)
         feedback = (settled.shares * settled.norms) ** 2
         self._ratio.update(settled.replied, drawn.probabilities[places], feedback, len(drawn.available))
@@ -277,6 +279,18 @@ class AdaptiveSampling(Strategy):
         self._round = None
 
     # Details -----------------------------------------------------------------------------------------
+
+    def _warn_of_a_giant(self) -> None:
+        giant = self._lottery.giant()
+        if giant is None or giant in self._giants:
+            return
+        self._giants.add(giant)
+        log.warning(
+            "\t> %s reports more examples than all others known together, so the model is mostly its own. "
+            "If that is not so, give the sizes: num_examples={%r: ..., ...}",
+            giant,
+            giant,
+        )
 
     def _wait_for_clients(self, grid: Grid) -> dict[str, int]:
         least = max(1, self._inner.strategy.min_available_nodes)
