@@ -243,12 +243,15 @@ def test_the_guard_survives_saving() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"clip_factor": 1.0}, "clip_factor must be above 1, got 1.0"),
-        ({"largest_rise": 0.5}, "largest_rise must be above 1, got 0.5"),
+        ({"clip_factor": 1.0}, "clip_factor must be a finite number above 1, got 1.0"),
+        ({"largest_rise": 0.5}, "largest_rise must be a finite number above 1, got 0.5"),
         ({"largest_rise": float("inf")}, "largest_rise must be a finite number"),
         ({"fence": 0.0}, "fence must be a finite number above 0"),
+        ({"fence": "4"}, "fence must be a finite number above 0, got '4'"),
+        ({"outliers_share": True}, r"outliers_share must lie in \(0, 1\], got True"),
         ({"trial_replies": -1}, "trial_replies must be a whole number"),
-        ({"outlier_factor": 1.0}, "outlier_factor must be above 1, got 1.0"),
+        ({"trial_replies": 10**9}, "trial_replies must be at most 5000, got 1000000000"),
+        ({"outlier_factor": 1.0}, "outlier_factor must be a finite number above 1, got 1.0"),
         ({"outliers_share": 0.0}, r"outliers_share must lie in \(0, 1\], got 0.0"),
         ({"largest_probability": 0.0}, r"largest_probability must lie in \(0, 1\], got 0.0"),
     ],
@@ -261,3 +264,7 @@ def test_settings_are_checked(chosen: dict[str, Any], message: str) -> None:
 def test_a_guard_is_a_guard() -> None:
     with pytest.raises(ConfigurationError, match="guard must be a Guard or None, got True"):
         OSMDSampler(num_clients=3, cohort_size=1, learning_rate=0.1, guard=True)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_are_the_same_setting() -> None:
+    assert repr(Guard(clip_factor=100, fence=4, outliers_share=np.float64(0.5))) == repr(Guard())

@@ -11,6 +11,7 @@ from sortition import (
     ConfigurationError,
     EmpiricalBayesSampler,
     FixedSampler,
+    NormPrivacy,
     OSMDSampler,
     PortfolioSampler,
     ProportionalSampler,
@@ -138,3 +139,13 @@ def test_a_portfolio_is_guarded_as_a_whole() -> None:
         assert [suspect.client for suspect in sampler.suspects()] == ([9] if name == "guarded" else [])
     assert held["guarded"] <= 0.5 * (1.0 + 1e-9)
     assert held["not"] > 0.8
+
+
+def test_privacy_is_the_portfolios() -> None:
+    """An expert's own would do nothing: the portfolio tells it the norms."""
+    common = {"num_clients": M, "cohort_size": K}
+    private = AvareSampler(**common, privacy=NormPrivacy(norm_bound=1.0, noise_multiplier=1.0))
+    with pytest.raises(ConfigurationError, match="give privacy to the portfolio, got expert 1, AvareSampler"):
+        PortfolioSampler(experts=[UniformSampler(**common), private])
+    with pytest.raises(ConfigurationError, match="experts must be a list of samplers"):
+        PortfolioSampler(experts=private)  # type: ignore[arg-type]

@@ -32,11 +32,11 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
     return number
 
 
-def positive_number(name: str, value: Any) -> float:
-    """``value`` as a finite float above zero."""
+def positive_number(name: str, value: Any, above: float = 0.0) -> float:
+    """``value`` as a finite float above zero, or above ``above``."""
     number = _real(value)
-    if not (math.isfinite(number) and number > 0.0):
-        raise ConfigurationError(f"{name} must be a finite number above 0, got {value!r}")
+    if not (math.isfinite(number) and number > above):
+        raise ConfigurationError(f"{name} must be a finite number above {above:g}, got {value!r}")
     return number
 
 
@@ -148,7 +148,9 @@ def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
 
 
 def _real(value: Any) -> float:
-    """``value`` as a float; nan where it is none."""
+    """``value`` as a float; nan where it is no number."""
+    if isinstance(value, (str, bytes, bool, np.bool_)):
+        return math.nan
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

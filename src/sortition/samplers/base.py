@@ -27,7 +27,6 @@ from sortition.samplers.defences import Defences
 from sortition.samplers.guard import Guard, Suspect
 from sortition.samplers.privacy import NormPrivacy, PrivacySpent
 from sortition.samplers.state import LARGEST_SEED, Saved
-from sortition.samplers.trial import Replies
 
 
 class Common(TypedDict, total=False):
@@ -52,9 +51,8 @@ class Common(TypedDict, total=False):
 class BaseSampler(Saved):
     """Base of our samplers. A subclass builds a distribution, and says how feedback changes it.
 
-    It implements ``_start_anew``, which sets ``_distribution``, on ``_roster``, and is called by its
-    constructor; ``_learn``, ``_config``, ``_state`` and ``_restore``; nothing else needs to know how a cohort
-    is drawn, recognised, or weighted.
+    It sets ``_distribution``, on ``_roster``, and implements ``_learn``, ``_start_anew``, ``_config``,
+    ``_state`` and ``_restore``; nothing else needs to know how a cohort is drawn, recognised, or weighted.
     ``membership`` says how clients join and leave, ``state`` how a run is stored and continued.
     """
 
@@ -105,21 +103,7 @@ class BaseSampler(Saved):
 
     @abstractmethod
     def _start_anew(self) -> None:
-        """Know nothing of anybody but who is there: at the start, and where replies on trial were lies."""
-
-    def _learn_again(self, replies: Replies) -> None:
-        """Learn ``replies`` in the place of all that was learnt so far."""
-        if replies:
-            self._start_anew()
-        for cohort, norms in replies:
-            here = self._roster.present(cohort.clients)
-            heard = cohort.only(here)
-            if len(heard):
-                self._learn(heard, log_feedback(self._weights, heard.clients, norms[here]))
-
-    def start_anew(self) -> None:
-        """Forget all that was learnt, but not who is there."""
-        self._start_anew()
+        """Forget what was learnt, but not who is there: where replies on trial were lies."""
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Learn from a cohort that somebody else drew: its weights say how."""
@@ -181,22 +165,12 @@ class BaseSampler(Saved):
             replied = ~np.isnan(values)
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
-            here = self._roster.present(heard.clients)
-            heard, values = heard.only(here), values[here]
+            heard, values = self._of_those_here(heard, values)
         if len(heard):
-            before = self._shown().look_up(heard.clients) if self._defences.guarded else None
-            values = self._defences.clipped(heard, values)
-            self._learn_again(self._defences.judged_trial())
-            self._learn(heard, log_feedback(self._weights, heard.clients, values))
-            if before is not None:
-                self._defences.hold(
-                    heard.clients,
-                    before,
-                    self._distribution,
-                    self.num_clients,
-                    self._weights_of,
-                    draws=self._round_index,
-                )
+            if self._defences.guarded:
+                self._learn_guarded(heard, values)
+            else:
+                self._learn(heard, log_feedback(self._weights, heard.clients, values))
         del self._open[cohort.round_index]
 
     def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
@@ -214,8 +188,8 @@ class BaseSampler(Saved):
     def norm_bound(self) -> float:
         """What a norm may be by those heard of late; inf where nothing is known or nobody judges.
 
-        In feedback it counts for no more, but for trial replies. A server that clips the updates themselves
-        at this bound limits what a client can do to the model.
+        In feedback it counts for no more, but for replies on trial. A server that clips the updates
+        themselves at this bound limits what a client can do to the model.
         """
         return self._defences.norm_bound
 
@@ -223,11 +197,44 @@ class BaseSampler(Saved):
         """The clients whose norms hit the clip of the guard, the most frequent first."""
         return self._defences.suspects()
 
+    @property
+    def private(self) -> bool:
+        """Whether norms are noised before anything is learnt from them."""
+        return self._defences.private
+
     def privacy_spent(self, delta: float = 1e-5) -> PrivacySpent:
         """What the replies so far have cost in (epsilon, delta)-differential privacy."""
         return self._defences.privacy_spent(delta)
 
     # Details -----------------------------------------------------------------------------------------
+
+    def _learn_guarded(self, heard: Cohort, norms: FloatArray) -> None:
+        """Learn what the norms may count for, and hold down whoever would rise too fast by it."""
+        shown, reporters = self._shown(), heard.clients
+        norms = self._defences.clipped(heard, norms)
+        again = self._defences.judged_trial()
+        if again:  # in the place of all that was learnt so far
+            again = [self._of_those_here(cohort, values) for cohort, values in again]
+            reporters = np.unique(np.concatenate([reporters, *(cohort.clients for cohort, _ in again)]))
+        before = shown.look_up(reporters)
+        if again:
+            self._start_anew()
+        for cohort, values in (*again, (heard, norms)):
+            if len(cohort):
+                self._learn(cohort, log_feedback(self._weights, cohort.clients, values))
+        self._defences.hold(
+            reporters,
+            before,
+            self._distribution,
+            self.num_clients,
+            self._weights_of,
+            draws=self._round_index,
+        )
+
+    def _of_those_here(self, cohort: Cohort, norms: FloatArray) -> tuple[Cohort, FloatArray]:
+        """Without who has left."""
+        here = self._roster.present(cohort.clients)
+        return cohort.only(here), norms[here]
 
     def _draw_from(self, available: IntArray) -> Weighed:
         if len(available) <= self._cohort_size:

@@ -19,6 +19,9 @@ from sortition.core.variance import log_feedback as log_feedback_of
 from sortition.samplers.base import BaseSampler, Common
 from sortition.samplers.state import Config
 
+FURTHEST_LOG = 3000.0
+"""No feedback that is made of doubles has a logarithm further from 0."""
+
 
 class Bounded(Common, total=False):
     """The keywords of a sampler that needs a bound on the feedback."""
@@ -108,6 +111,9 @@ class BoundedSampler(BaseSampler):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        bound, first = (number(state, f"log_{which}_bound", nan=True) for which in ("feedback", "first"))
+        given = self._given_bound is not None
+        first = number(state, "log_first_bound", least=-FURTHEST_LOG, most=FURTHEST_LOG, nan=not given)
+        known = not math.isnan(first)
+        bound = number(state, "log_feedback_bound", least=-FURTHEST_LOG, most=FURTHEST_LOG, nan=not known)
         self._learnt_rounds = count(state, "learnt_rounds")
         self._log_bound, self._log_first_bound = bound, first

@@ -34,6 +34,11 @@ class Defences:
         """Whether there is a guard."""
         return self._watch is not None
 
+    @property
+    def private(self) -> bool:
+        """Whether norms are noised."""
+        return self._noise is not None
+
     def noised(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms that may be used at all; nan for no reply."""
         return norms if self._noise is None else self._noise.apply(cohort, norms)

@@ -2,7 +2,7 @@ r"""Defences against clients that lie about their norms; ``docs/hostile-clients.
 
 *Clip.* A norm counts for at most B(``clip_factor``, ``fence``), a robust bound by the norms of late: see
 ``outliers.py`` and ``yardstick.py``. The first ``trial_replies`` are too few to judge anybody by: they are
-believed, and when there are more, judged; if lies were among them, all is learnt again without.
+believed, and when there are more, judged, once; if lies were among them, all is learnt again without.
 
 *Share.* Outliers, clients with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``) of late,
 hold together at most ``outliers_share`` of the distribution; or what they may well hold if the norms are
@@ -19,8 +19,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sortition.core.errors import ConfigurationError
 from sortition.core.validation import fraction, positive_number, whole_number
+
+FACTORS = ("clip_factor", "largest_rise", "outlier_factor")
+LONGEST_TRIAL = 5000
+"""Older norms are forgotten: a longer trial would be judged by others than its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,14 @@ class Guard:
     trial_replies: int = 50
 
     def __post_init__(self) -> None:
-        for name in ("clip_factor", "largest_rise", "outlier_factor"):
-            if positive_number(name, getattr(self, name)) <= 1.0:
-                raise ConfigurationError(f"{name} must be above 1, got {getattr(self, name)}")
-        for name in ("fence", "outlier_fence"):
-            positive_number(name, getattr(self, name))
-        for name in ("largest_probability", "outliers_share"):
-            fraction(name, getattr(self, name))
-        whole_number("trial_replies", self.trial_replies, least=0)
+        numbers = {
+            **{n: positive_number(n, getattr(self, n), above=1.0) for n in FACTORS},
+            **{n: positive_number(n, getattr(self, n)) for n in ("fence", "outlier_fence")},
+            **{n: fraction(n, getattr(self, n)) for n in ("largest_probability", "outliers_share")},
+            "trial_replies": whole_number("trial_replies", self.trial_replies, least=0, most=LONGEST_TRIAL),
+        }
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)  # 100 and 100.0 are one setting
 
 
 @dataclass(frozen=True, slots=True)

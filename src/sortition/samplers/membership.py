@@ -68,7 +68,7 @@ class Members(ABC):
         Unlike founders, newcomers take memory: each has masses of its own, some 50 bytes.
         """
         average, room = 1.0 / self._founders, MOST_CLIENTS - self._roster.ids
-        if isinstance(clients, (int, np.integer)):
+        if np.ndim(clients) == 0:
             masses = np.full(whole_number("clients", clients, least=1, most=room), average)
         else:
             masses = masses_of("clients", clients)

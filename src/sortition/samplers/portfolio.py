@@ -124,9 +124,10 @@ class PortfolioSampler(BaseSampler):
         guard: Guard | None = GUARD,
         privacy: NormPrivacy | None = None,
     ) -> None:
-        if not experts or not all(isinstance(expert, BaseSampler) for expert in experts):
+        several: Any = experts if isinstance(experts, (list, tuple)) else ()
+        if not several or not all(isinstance(expert, BaseSampler) for expert in several):
             raise ConfigurationError(
-                f"experts must be samplers of this library, one or more, got {experts!r}"
+                f"experts must be a list of samplers of this library, one or more, got {experts!r}"
             )
         first = experts[0]
         for i, expert in enumerate(experts):
@@ -138,6 +139,11 @@ class PortfolioSampler(BaseSampler):
                 )
             if any(expert is other for other in experts[:i]):
                 raise ConfigurationError(f"experts must be different samplers, got {who}, twice")
+            if expert.private:
+                raise ConfigurationError(
+                    f"experts must have no privacy of their own, since the portfolio tells them the norms: "
+                    f"give privacy to the portfolio, got {who}, with it"
+                )
             if not expert.is_new:
                 raise ConfigurationError(
                     f"experts must be new, but {who}, has drawn, learnt or loaded something, "
@@ -154,13 +160,14 @@ class PortfolioSampler(BaseSampler):
         )
         self._meta_rate = None if meta_rate is None else positive_number("meta_rate", meta_rate)
         self._roster = first.roster
-        self._experts = list(experts)
-        self._start_anew()
+        self._distribution = self._mixture = Mixture(experts)
+        self._log_loss = math.nan
 
     def _start_anew(self) -> None:
-        for expert in self._experts:
-            expert.start_anew()
-        self._distribution = self._mixture = Mixture(self._experts)
+        """The experts have their first weights again, whoever has joined or left."""
+        for expert in self._mixture.experts:
+            expert._start_anew()
+        self._distribution = self._mixture = Mixture(self._mixture.experts)
         self._log_loss = math.nan
 
     @property
@@ -169,15 +176,16 @@ class PortfolioSampler(BaseSampler):
         return np.exp(self._mixture.log_weights)
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
-        for expert in self._experts:
+        experts = self._mixture.experts
+        for expert in experts:
             ids = expert.add_clients(masses, client_weights=client_weights)
-        self._mixture.reweigh(-np.log([mass_without(expert.distribution, ids) for expert in self._experts]))
+        self._mixture.reweigh(-np.log([mass_without(expert.distribution, ids) for expert in experts]))
         return ids
 
     def check_leaving(self, leaving: IntArray) -> None:
         """Raise a ConfigurationError if one of the experts can't go on without ``leaving``."""
         super().check_leaving(leaving)
-        for expert in self._experts:
+        for expert in self._mixture.experts:
             expert.check_leaving(leaving)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -187,7 +195,7 @@ class PortfolioSampler(BaseSampler):
             0, cohort.cohort_size, everybody, cohort.counts, cohort.probabilities, cohort.weights
         )
         losses = log_expert_losses(each, aligned, log_feedback)
-        for expert in self._experts:
+        for expert in self._mixture.experts:
             expert.learn(cohort, log_feedback)
         if losses.min() == -math.inf:
             return
@@ -207,20 +215,20 @@ class PortfolioSampler(BaseSampler):
 
     def _config(self) -> Config:
         rate = "scale-free" if self._meta_rate is None else self._meta_rate
-        kinds = " ".join(type(expert).__name__ for expert in self._experts)
+        kinds = " ".join(type(expert).__name__ for expert in self._mixture.experts)
         return {"meta_rate": rate, "experts": kinds}
 
     def _state(self) -> dict[str, Any]:
         state = {"log_expert_weights": self._mixture.log_weights.copy(), "log_loss": self._log_loss}
-        for i, expert in enumerate(self._experts):
+        for i, expert in enumerate(self._mixture.experts):
             state.update({f"expert{i}.{name}": value for name, value in expert.state_dict().items()})
         return state
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        log_weights = array(state, "log_expert_weights", np.float64, (len(self._experts),))
+        log_weights = array(state, "log_expert_weights", np.float64, (len(self._mixture.experts),))
         check("log_expert_weights", log_weights, np.isfinite(log_weights), "finite")
         log_loss = number(state, "log_loss", nan=True)
-        for i, expert in enumerate(self._experts):
+        for i, expert in enumerate(self._mixture.experts):
             prefix = f"expert{i}."
             own = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
             expert.load_state_dict(own)

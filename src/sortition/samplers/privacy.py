@@ -41,8 +41,8 @@ class NormPrivacy:
     fresh_noise: bool = True
 
     def __post_init__(self) -> None:
-        positive_number("norm_bound", self.norm_bound)
-        positive_number("noise_multiplier", self.noise_multiplier)
+        for name in ("norm_bound", "noise_multiplier"):
+            object.__setattr__(self, name, positive_number(name, getattr(self, name)))
         if not isinstance(self.fresh_noise, bool):
             raise ConfigurationError(f"fresh_noise must be True or False, got {self.fresh_noise!r}")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sortition.core.cohort import Cohort
+from sortition.core.errors import StateError
 from sortition.core.state import array, check, count, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.capped import Capped
@@ -35,7 +36,7 @@ class Watch:
         self.guard = guard
         self._fences = Fences(guard.outlier_factor, guard.outlier_fence, guard.clip_factor, guard.fence)
         self._yardstick = Yardstick(self._fences)
-        self._trial = Trial()
+        self._trial = Trial(guard.trial_replies)
         self._hits: dict[int, tuple[int, float]] = {}
         self._outliers = np.zeros(0, dtype=np.int64)  # clients whose norm was above the bound, ascending
         self._calm = np.zeros(0, dtype=np.int64)  # how often each has replied below it since
@@ -51,32 +52,33 @@ class Watch:
 
     @property
     def norm_bound(self) -> float:
-        """What a norm may be; inf before there is one above zero."""
+        """What a norm may be; inf before there is one above zero.
+
+        While the first replies are on trial, no more than ``clip_factor`` times the median: few of them are
+        enough to be a tenth of those heard, and none would be too much for the model.
+        """
+        if self._trial.is_open and len(self._yardstick):
+            return min(self._yardstick.norm_bound, self.guard.clip_factor * self._yardstick.median)
         return self._yardstick.norm_bound
 
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms as they may count; whoever is above the bounds is remembered."""
         self._yardstick.remember(cohort, norms)
         anybody = self._note_outliers(cohort, norms)
-        if self.on_trial:
-            self._trial.take(cohort, norms)
-            return np.minimum(norms, min(self.norm_bound * BELIEVED, np.finfo(float).max))
+        self._trial.hear(cohort, norms)
+        if self._trial.is_open:
+            return np.minimum(norms, min(self._yardstick.norm_bound * BELIEVED, np.finfo(float).max))
         return self._clipped(cohort, norms) if anybody else norms
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether there are too few replies to judge anybody by."""
-        return self._yardstick.replies <= self.guard.trial_replies
 
     def judge_trial(self) -> Replies:
         """When the trial is over: its replies as they may count, if any of them was a lie; else nothing."""
-        replies = [] if self.on_trial else self._trial.end()
-        if not any(np.any(norms > self.norm_bound) for _, norms in replies):
+        replies, bound = self._trial.end(), self._yardstick.norm_bound
+        if not any(np.any(norms > bound) for _, norms in replies):
             return []
         return [(cohort, self._clipped(cohort, norms)) for cohort, norms in replies]
 
     def _clipped(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        bound = self.norm_bound
+        bound = self._yardstick.norm_bound
         caught = norms > bound
         if not caught.any():
             return norms
@@ -250,7 +252,12 @@ class Watch:
     def restored(self, state: Mapping[str, Any], ids: int) -> Watch:
         """A watch with the memory of ``state``, of a sampler with so many ids."""
         watch = Watch(self.guard)
-        watch._yardstick, watch._trial = self._yardstick.restored(state), Trial.restored(state)
+        watch._yardstick, watch._trial = self._yardstick.restored(state), self._trial.restored(state, ids)
+        if watch._trial.above_zero != watch._yardstick.replies:
+            raise StateError(
+                f"state must hold 'guard.replies' that agree with 'trial.heard', {watch._trial.above_zero}, "
+                f"got {watch._yardstick.replies}"
+            )
         suspects = array(state, "guard.suspects", np.int64, (None,))
         hits = array(state, "guard.hits", np.int64, (len(suspects),))
         worst = array(state, "guard.excesses", np.float64, (len(suspects),))

@@ -59,6 +59,11 @@ class Yardstick:
         return math.exp(min(self.bounds.clip, LARGEST_LOG)) if len(self) else math.inf
 
     @property
+    def median(self) -> float:
+        """The lower one; there must be a norm."""
+        return math.exp(np.sort(self._logs)[(len(self) - 1) // 2])
+
+    @property
     def expected_share(self) -> float:
         """What outliers may well hold if the norms are log-normal; 0 where nothing is known."""
         return self.bounds.expected_share if len(self) else 0.0
