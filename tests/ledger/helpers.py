@@ -1,13 +1,14 @@
-"""Runs to test with."""
+"""Runs and samplers to test with."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sortition import AdaptiveOSMDSampler, Cohort
+from sortition import AdaptiveOSMDSampler, Cohort, EmpiricalBayesSampler
 from sortition.ledger import RecordedSampler, open_run
 from sortition.ledger.encoding import pack
 
@@ -52,3 +53,37 @@ def state_bytes(sampler: Any) -> bytes:
 def crash(run: RecordedSampler) -> None:
     """Let go of the files as a process that dies does: no snapshot, no goodbye."""
     run._abandon()
+
+
+def guarded() -> EmpiricalBayesSampler:
+    """A sampler that finds liars."""
+    return EmpiricalBayesSampler(num_clients=CLIENTS, cohort_size=COHORT_SIZE)
+
+
+class OwnSampler(EmpiricalBayesSampler):
+    """A user's own: the library can't build it."""
+
+
+def own() -> OwnSampler:
+    """A sampler that a record can't say how to build."""
+    return OwnSampler(num_clients=CLIENTS, cohort_size=COHORT_SIZE)
+
+
+class Strange:
+    """A sampler that has the protocol and nothing else."""
+
+    def __init__(self, inner: EmpiricalBayesSampler) -> None:
+        self.inner = inner
+        self.draw, self.observe = inner.draw, inner.observe
+        self.num_clients, self.cohort_size = inner.num_clients, inner.cohort_size
+        self.probabilities = inner.probabilities
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the one within, without what it was built with."""
+        return {name: v for name, v in self.inner.state_dict().items() if not name.startswith("config.")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes back what ``state_dict`` gave."""
+        own = self.inner.state_dict()
+        kept = {name: value for name, value in own.items() if name.startswith("config.")}
+        self.inner.load_state_dict({**kept, **state})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from sortition import EmpiricalBayesSampler
 from sortition.cli.commands import app
 from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.export import whole_file
 from sortition.ledger.summary import summarise
-from tests.ledger.helpers import CLIENTS, COHORT_SIZE, make, norms_of, play
+from tests.ledger.helpers import CLIENTS, Strange, guarded, make, norms_of, own, play
 
 
 def sortition(*arguments: str | Path) -> Result:
@@ -72,10 +70,6 @@ def test_show(run: Path) -> None:
         assert text in found.output
 
 
-def guarded() -> EmpiricalBayesSampler:
-    return EmpiricalBayesSampler(num_clients=CLIENTS, cohort_size=COHORT_SIZE)
-
-
 def lie(recorded: Any, rounds: int) -> None:
     """Client 7 lies by a million."""
     for _ in range(rounds):
@@ -106,32 +100,10 @@ def test_why_no_suspects_are_known(path: Path, run: Path) -> None:
     with read_run(other) as record:
         assert "not one of the library's" in summarise(record).suspicion.in_words()
     wrapped = path.with_name("wrapped.db")
-    with open_run(wrapped, lambda: OwnSampler(num_clients=CLIENTS, cohort_size=COHORT_SIZE)) as recorded:
+    with open_run(wrapped, own) as recorded:
         play(recorded, 2)
     with read_run(wrapped) as record:
         assert "only the program that made the sampler" in summarise(record).suspicion.in_words()
-
-
-class OwnSampler(EmpiricalBayesSampler):
-    """A user's own: the library can't build it."""
-
-
-class Strange:
-    """A sampler that has the protocol and nothing else."""
-
-    def __init__(self, inner: EmpiricalBayesSampler) -> None:
-        self.inner = inner
-        self.draw, self.observe = inner.draw, inner.observe
-        self.num_clients, self.cohort_size = inner.num_clients, inner.cohort_size
-        self.probabilities = inner.probabilities
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: v for name, v in self.inner.state_dict().items() if not name.startswith("config.")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        own = self.inner.state_dict()
-        kept = {name: value for name, value in own.items() if name.startswith("config.")}
-        self.inner.load_state_dict({**kept, **state})
 
 
 def test_verify(run: Path) -> None:

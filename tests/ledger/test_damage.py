@@ -275,3 +275,8 @@ def test_bytes_that_nobody_packed() -> None:
                 unpack(data)
             except LedgerError:
                 continue
+
+
+def test_a_header_that_is_too_deep() -> None:
+    with pytest.raises(LedgerError, match="a record must be readable"):
+        unpack((200_000).to_bytes(4, "little") + b"[" * 200_000)

@@ -21,6 +21,7 @@ from sortition.ledger.summary import client_row, figures, median_row, summarise
 from sortition.ledger.suspects import Suspicion
 from sortition.ledger.words import moment
 from sortition.samplers.guard import Suspect
+from tests.ledger.helpers import play
 
 
 def make() -> UniformSampler:
@@ -127,6 +128,26 @@ def test_settings_and_times(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found["effective clients"] == f"{summary.effective_clients:.1f} of 30 clients"
     for name in ("cohort size", "seed", "begun", "last row"):
         assert found[name] in shown(path, 200)
+
+
+def test_those_there_now_are_told_from_all_that_ever_were(path: Path) -> None:
+    """Thirty, six that join, four that leave."""
+    with open_run(path, make) as recorded:
+        play(recorded, 3)
+        recorded.add_clients(6)
+        with read_run(path) as record:
+            summary = summarise(record)
+        found, drawn = dict(figures(summary)), len(summary.clients)
+        assert found["clients"] == "36"
+        assert found["coverage"] == f"{drawn / 36:.1%}: {drawn} of 36 clients were drawn at least once"
+        recorded.remove_clients([0, 1, 2, 33])
+    with read_run(path) as record:
+        summary = summarise(record)
+    found = dict(figures(summary))
+    everybody = "the 36 clients ever there"
+    assert found["clients"] == "32 now; 36 ever, of whom 4 left"
+    assert found["coverage"] == f"{drawn / 36:.1%}: {drawn} of {everybody} were drawn at least once"
+    assert found["effective clients"] == f"{summary.effective_clients:.1f} of {everybody}"
 
 
 def test_privacy_leaves_the_guard_blind(path: Path) -> None:

@@ -96,8 +96,8 @@ def verify(run: Run) -> None:
         typer.echo("every cohort was drawn again, and every snapshot reached again, to the bit")
     else:
         typer.echo(
-            "not replayed, for the sampler is not one of the library's own: "
-            "sortition.ledger.verify_run(path, make_sampler) does"
+            "only the checksums were checked: no cohort was drawn again, for the record does not say how to "
+            f"build its {found.sampler}; in Python, sortition.ledger.verify_run(path, make_sampler) does"
         )
 
 

@@ -76,7 +76,7 @@ def unpack(data: bytes | memoryview) -> dict[str, Any]:
                 values[str(name)], place = _array(view, place, kind, value)
         if place != len(view):
             raise ValueError("bytes are left over")
-    except (ValueError, TypeError, KeyError, struct.error, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, struct.error, OverflowError, RecursionError) as error:
         raise LedgerError(f"a record must be readable, got bytes that are not ({error})") from None
     return values
 

@@ -18,7 +18,8 @@ from sortition.ledger.codec import available_of, cohort_of
 from sortition.ledger.files import SealedFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.recipe import maker
-from sortition.ledger.replay import rebuild, within
+from sortition.ledger.replay import MakeSampler, rebuild, within
+from sortition.ledger.settings import all_experts
 from sortition.ledger.store import Event, Store
 
 OnRow: TypeAlias = Callable[[int, int], None]
@@ -119,11 +120,29 @@ class RunRecord:
         found = self.config.get("guard")
         return found if isinstance(found, str) else None
 
-    def replay(self) -> Any:
-        """The sampler as the last row left it, to look at; None where the library can't build it."""
-        make = maker(self._first)
+    @property
+    def experts(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """Of a portfolio, the experts: place ("1.0" is the first within the second), kind and ``config``."""
+        states = all_experts(within(self._first, "state."))
+        return [(place, own["kind"], within(own, "config.")) for place, own in states]
+
+    @property
+    def rebuildable(self) -> bool:
+        """Whether the record says how to build its sampler; if not, only the program that made it can."""
+        return bool(self._first.get("rebuildable"))
+
+    def replay(self, make_sampler: MakeSampler | None = None) -> Any:
+        """The sampler as the last row left it, to look at.
+
+        A sampler of the library is built from the settings in the record; for another one, give
+        ``make_sampler``, which builds it as it was when the run began.
+        """
+        make = make_sampler or maker(self._first)
         if make is None:
-            return None
+            raise LedgerError(
+                f"make_sampler must be given, for the record of {self.path} does not say how to build its "
+                f"{self.sampler}, got None"
+            )
         files = SealedFiles(side_directory(self.path), bytes.fromhex(self._first["run_id"]))
         return rebuild(make, self._store, files, reading=True)[0].sampler
 

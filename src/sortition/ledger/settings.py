@@ -1,13 +1,17 @@
-"""In which settings two samplers differ, in words."""
+"""The settings in the states of samplers and of their experts, and in which two of them differ, in words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+DEEPEST = 8
+"""How deep portfolios may lie in each other, in what is read."""
 
 _CONFIG = "config."
 _FIELD = re.compile(r"(\w+)=([^,()]+)")
+_EXPERT = re.compile(r"expert(\d{1,6})\.(.+)", re.DOTALL)
 
 
 def differing(begun: Mapping[str, Any], built: Mapping[str, Any]) -> str:
@@ -22,7 +26,32 @@ def differing(begun: Mapping[str, Any], built: Mapping[str, Any]) -> str:
     for name, value in built.items():
         if name.startswith(_CONFIG) and name in begun and begun[name] != value:
             found += _differences(name.removeprefix(_CONFIG), begun[name], value)
+    others = experts_of(begun)
+    for place, expert in experts_of(built).items():
+        if place in others and (differs := differing(others[place], expert)):
+            found.append(f"expert {place} ({expert['kind']}): {differs}")
     return "; ".join(found)
+
+
+def experts_of(state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The states of the experts within the state of a portfolio, by their places.
+
+    >>> experts_of({"kind": "PortfolioSampler", "expert0.kind": "AvareSampler", "expert0.seed": 0})
+    {0: {'kind': 'AvareSampler', 'seed': 0}}
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for name, value in state.items():
+        if place := _EXPERT.fullmatch(name):
+            found.setdefault(int(place[1]), {})[place[2]] = value
+    return {place: own for place, own in sorted(found.items()) if isinstance(own.get("kind"), str)}
+
+
+def all_experts(state: Mapping[str, Any], levels: int = DEEPEST) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The experts of a portfolio, each followed by its own, with their states: "0", "1", "1.0", ..."""
+    for place, own in experts_of(state).items() if levels else ():
+        yield str(place), own
+        for inner, state_of_inner in all_experts(own, levels - 1):
+            yield f"{place}.{inner}", state_of_inner
 
 
 def _differences(name: str, begun: Any, built: Any) -> list[str]:

@@ -11,7 +11,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
 from sortition.ledger.record import RunRecord
 from sortition.ledger.suspects import Suspicion, suspicion_of
-from sortition.ledger.words import duration, moment, settings_in_words
+from sortition.ledger.words import duration, expert_in_words, moment, settings_in_words
 from sortition.samplers.guard import Suspect
 
 LAST_NORMS = 3
@@ -42,6 +42,8 @@ class RunSummary:
     seed: int | None
     settings: str
     """What else the sampler was built with, in words."""
+    experts: tuple[tuple[str, str], ...]
+    """Of a portfolio, the place of each expert and, in words, what it is."""
     rounds: int
     open_rounds: int
     oldest_open: float | None
@@ -125,6 +127,7 @@ def summarise(record: RunRecord) -> RunSummary:
         cohort_size=record.config.get("cohort_size"),
         seed=record.seed,
         settings=settings_in_words(record.config),
+        experts=tuple((place, expert_in_words(kind, config)) for place, kind, config in record.experts),
         rounds=len(seen),
         open_rounds=open_rounds,
         oldest_open=oldest_open,
@@ -194,8 +197,6 @@ def _suspect_row(suspect: Suspect, known: ClientSummary) -> tuple[str, str, str,
 def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, str]]:
     """A run in figures, by name; ``now`` tells how old the open cohorts are."""
     asked = summary.replies + summary.failures
-    present = "unknown" if summary.present is None else f"{summary.present}"
-    coverage = "unknown" if summary.coverage is None else f"{summary.coverage:.1%}"
     rounds = f"{summary.rounds}, {summary.open_rounds} of them await feedback"
     if summary.oldest_open is not None:
         age = "" if now is None else f", {duration(now - summary.oldest_open)} ago"
@@ -204,19 +205,33 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         rounds = "none drawn yet"
     share = f"{summary.failures / asked:.1%}" if asked else ""
     failed = f"{summary.failures} of {asked} requests to a client ({share})" if asked else "none asked yet"
-    of_all = "" if summary.everybody is None else f" of {summary.everybody} clients"
+    present, coverage, of_all = _crowd(summary)
     lasted = duration(summary.last_event - summary.begun_at)
     return [
         ("sampler", summary.sampler),
         ("cohort size", "unknown" if summary.cohort_size is None else str(summary.cohort_size)),
         ("seed", "unknown" if summary.seed is None else str(summary.seed)),
         ("settings", summary.settings),
+        *((f"expert {place}", expert) for place, expert in summary.experts),
         ("begun", moment(summary.begun_at)),
         ("last row", f"{moment(summary.last_event)}, {lasted} after the first"),
         ("rounds", rounds),
         ("clients", present),
-        ("coverage", f"{coverage} drawn at least once ({len(summary.clients)} clients)"),
+        ("coverage", coverage),
         ("effective clients", f"{summary.effective_clients:.1f}{of_all}"),
         ("failures", failed),
         ("suspects", summary.suspicion.in_words()),
     ]
+
+
+def _crowd(summary: RunSummary) -> tuple[str, str, str]:
+    """Who can be drawn, how many were, and out of how many: those there now are not all that ever were."""
+    drawn = len(summary.clients)
+    if summary.present is None or summary.everybody is None or summary.coverage is None:
+        return "unknown", f"unknown; {drawn} clients were drawn at least once", ""
+    gone, whom = summary.everybody - summary.present, f"{summary.everybody} clients"
+    present = str(summary.present)
+    if gone:
+        present += f" now; {summary.everybody} ever, of whom {gone} left"
+        whom = f"the {summary.everybody} clients ever there"
+    return present, f"{summary.coverage:.1%}: {drawn} of {whom} were drawn at least once", f" of {whom}"

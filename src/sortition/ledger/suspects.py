@@ -52,11 +52,11 @@ def suspicion_of(record: RunRecord) -> Suspicion:
         return Suspicion(unknown="not known: the sampler is not one of the library's")
     if record.guard == "none":
         return Suspicion(unknown="not looked for: the sampler has no guard")
+    if not record.rebuildable:
+        return Suspicion(unknown="not known: only the program that made the sampler can build it")
     try:
         sampler = record.replay()
     except LedgerError as error:
         return Suspicion(unknown=f"not known: {error}")
-    if sampler is None:
-        return Suspicion(unknown="not known: only the program that made the sampler can build it")
     clip = re.search(r"norm_bound=([^,)]+)", str(record.config.get("privacy")))
     return Suspicion(tuple(sampler.suspects()), norm_bound=clip and clip[1])

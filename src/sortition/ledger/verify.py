@@ -26,7 +26,9 @@ class Verified:
     snapshots: int
     attachments: int
     replayed: bool
-    """Whether the sampler could be built, and drew every cohort again."""
+    """Whether the sampler could be built, and drew every cohort again; else only checksums were checked."""
+    sampler: str
+    """The kind of sampler."""
 
 
 def verify_run(
@@ -67,7 +69,14 @@ def verify_run(
         beyond = [number for number in snapshots if number > store.last]
         if beyond and not _being_written(store, run):
             raise store.damage(f"{run} must have the row {beyond[0]} of a snapshot: rows are missing")
-        return Verified(store.last + 1, rounds, compared, _check_attachments(files), replayed is not None)
+        return Verified(
+            rows=store.last + 1,
+            rounds=rounds,
+            snapshots=compared,
+            attachments=_check_attachments(files),
+            replayed=replayed is not None,
+            sampler=str(values.get("sampler")),
+        )
     finally:
         store.close()
 

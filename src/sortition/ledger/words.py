@@ -9,6 +9,8 @@ from typing import Any
 from sortition.ledger.settings import fields_of
 from sortition.samplers.guard import Guard
 
+_SHARED = ("num_clients", "cohort_size", "client_weights", "design", "guard", "privacy")
+"""Settings that an expert shares with its portfolio, or has no use for in it."""
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -54,3 +56,13 @@ def settings_in_words(config: Mapping[str, Any]) -> str:
         if name not in ("num_clients", "cohort_size"):
             words.append(f"{name} {value}")
     return ", ".join(words) or "unknown"
+
+
+def expert_in_words(kind: str, config: Mapping[str, Any]) -> str:
+    """An expert of a portfolio, and the settings that are its own.
+
+    >>> expert_in_words("AvareSampler", {"num_clients": 9, "guard": "none", "floor_decay": 0.9})
+    'AvareSampler: floor_decay 0.9'
+    """
+    own = {name: value for name, value in config.items() if name not in _SHARED}
+    return f"{kind}: {settings_in_words(own)}" if own else kind

@@ -1,0 +1,202 @@
+"""Runs of a portfolio: its experts are samplers too, and the record knows how to build them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from sortition import (
+    AvareSampler,
+    EmpiricalBayesSampler,
+    Guard,
+    LedgerError,
+    PortfolioSampler,
+    ProportionalSampler,
+    UniformSampler,
+    VRBSampler,
+)
+from sortition.cli.commands import app
+from sortition.ledger import open_run, read_run, verify_run
+from sortition.ledger.recipe import maker, recipe
+from sortition.ledger.settings import DEEPEST
+from sortition.samplers.base import BaseSampler
+from tests.ledger.helpers import crash, norms_of, play, state_bytes
+
+SIZES = {"num_clients": 30, "cohort_size": 4}
+WEIGHTS = np.arange(1.0, 31.0) / np.arange(1.0, 31.0).sum()
+
+
+def portfolio(floor_decay: float = 0.9, *inner: BaseSampler, **settings: Any) -> PortfolioSampler:
+    return PortfolioSampler(
+        experts=[ProportionalSampler(**SIZES), AvareSampler(**SIZES, floor_decay=floor_decay), *inner],
+        **settings,
+    )
+
+
+def nested() -> PortfolioSampler:
+    """Experts with arrays and defences of their own, one of them a portfolio."""
+    common = {**SIZES, "client_weights": WEIGHTS}
+    inner = PortfolioSampler(
+        experts=[VRBSampler(**common), EmpiricalBayesSampler(**common, guard=Guard(fence=5.0))], seed=3
+    )
+    return PortfolioSampler(experts=(UniformSampler(**common), inner), meta_rate=0.5, guard=Guard(fence=6.0))
+
+
+def lie(run: Any, rounds: int) -> None:
+    """Client 7 lies by a million."""
+    for _ in range(rounds):
+        cohort = run.draw()
+        run.observe(cohort, norms_of(cohort) * np.where(cohort.clients == 7, 1e6, 1.0))
+
+
+def sortition(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("make", [portfolio, nested])
+def test_a_portfolio_is_built_again_from_its_record(path: Path, make: Any) -> None:
+    with open_run(path, make, snapshot_every=10) as run:
+        lie(run, 25)
+        expected, suspects = state_bytes(run), run.suspects()
+    assert [suspect.client for suspect in suspects] == [7]
+    assert verify_run(path).replayed
+    with read_run(path) as record:
+        assert state_bytes(record.replay()) == expected
+        assert record.replay().suspects() == suspects
+
+
+def test_the_commands_know_it(path: Path) -> None:
+    with open_run(path, nested) as run:
+        lie(run, 25)
+    assert "every cohort was drawn again" in sortition("runs", "verify", path).stdout
+    shown = sortition("runs", "show", path).stdout
+    assert "reports above the guard's clip: 7" in shown
+    for line in ("expert 0 UniformSampler", "expert 1 PortfolioSampler: meta_rate scale-free"):
+        assert line in " ".join(shown.split())
+    for line in ("expert 1.0 VRBSampler", "expert 1.1 EmpiricalBayesSampler"):
+        assert line in " ".join(shown.split())
+    assert sortition("report", path).exit_code == 0
+    page = path.with_name("run.db.html").read_text()
+    assert "expert 1.1" in page
+    assert "only the program" not in page
+
+
+def test_experts_are_listed_with_their_settings(path: Path) -> None:
+    with open_run(path, portfolio) as run:
+        play(run, 1)
+    shown = " ".join(sortition("runs", "show", path).stdout.split())
+    first, _, second = shown.partition("expert 0 ")[2].partition("expert 1 ")
+    assert first == "ProportionalSampler "
+    assert second.startswith("AvareSampler: floor_offset ")
+    assert "floor_decay 0.9" in second
+
+
+class OwnExpert(UniformSampler):
+    """A user's own."""
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_an_expert_that_the_library_can_not_build(deep: bool) -> None:
+    inner: BaseSampler = OwnExpert(**SIZES)
+    if deep:
+        inner = PortfolioSampler(experts=[inner])
+    found = recipe(portfolio(0.9, inner))
+    assert found == {"sampler": "PortfolioSampler", "rebuildable": False}
+    assert maker(found) is None
+
+
+def within_portfolios(levels: int) -> BaseSampler:
+    sampler: BaseSampler = UniformSampler(**SIZES)
+    for _ in range(levels):
+        sampler = PortfolioSampler(experts=[sampler])
+    return sampler
+
+
+def test_how_deep_portfolios_may_lie_in_each_other() -> None:
+    make = maker(recipe(within_portfolios(DEEPEST)))
+    assert make is not None
+    assert state_bytes(make()) == state_bytes(within_portfolios(DEEPEST))
+    assert not recipe(within_portfolios(DEEPEST + 1))["rebuildable"]
+
+
+def hostile(**settings: Any) -> dict[str, Any]:
+    given = {f"setting.{name}": value for name, value in settings.items()}
+    return {"sampler": "PortfolioSampler", "rebuildable": True, **given}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"experts.0": "os.system"}, "the sampler must be one of this version's, got 'os.system'"),
+        ({"experts.0": "LedgerError"}, "the sampler must be one of this version's, got 'LedgerError'"),
+        ({"experts.0": None}, "the sampler must be one of this version's, got None"),
+        ({"experts.0.num_clients": 9}, "the sampler must be one of this version's, got None"),
+        ({"experts.1": "UniformSampler"}, r"experts must be numbered from 0 on, got \['1'\]"),
+        ({"experts" + ".0.experts" * 100_000 + ".0": "UniformSampler"}, "this version's, got None"),
+        ({"experts.0" + ".experts.0" * i: "PortfolioSampler" for i in range(900)}, f"at most {DEEPEST} deep"),
+        ({"guard": "object " + "[" * 200_000}, "a setting must be readable"),
+        ({"guard": 'object ["Guard", {"lies": 1}]'}, "a setting must be readable"),
+        ({"guard": 'object ["Guard", {"fence": -1.0}]'}, "a setting must be readable"),
+        ({"guard": "object 3"}, "a setting must be readable"),
+        ({"guard": 'object ["system", {}]'}, "of a kind that this version knows, got 'system'"),
+        ({"guard": "object [7, {}]"}, "of a kind that this version knows, got 7"),
+    ],
+)
+def test_a_recipe_that_nobody_wrote(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(LedgerError, match=message):
+        maker(hostile(**settings))
+
+
+@pytest.mark.parametrize("experts", [7, "UniformSampler", None, np.zeros(2)])
+def test_experts_that_are_no_samplers(experts: Any) -> None:
+    make = maker(hostile(experts=experts))
+    assert make is not None
+    with pytest.raises(LedgerError, match="the settings of the run must build its sampler"):
+        make()
+
+
+def test_a_run_from_before_recipes_knew_experts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "sortition.ledger.opening.recipe", lambda _: {"sampler": "PortfolioSampler", "rebuildable": False}
+        )
+        with open_run(path, portfolio) as run:
+            play(run, 3)
+            expected = state_bytes(run)
+    assert not verify_run(path).replayed
+    assert verify_run(path, portfolio).replayed
+    found = sortition("runs", "verify", path)
+    assert found.exit_code == 0
+    assert "the record does not say how to build its PortfolioSampler" in found.stdout
+    assert "expert 1" in sortition("runs", "show", path).stdout
+    with open_run(path, portfolio) as run:
+        assert state_bytes(run) == expected
+
+
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        (lambda: portfolio(0.8), r"expert 1 \(AvareSampler\): floor_decay = 0\.9, got 0\.8"),
+        (lambda: portfolio(0.8, meta_rate=2.0), "meta_rate = scale-free, got 2.0; expert 1 .*got 0.8"),
+        (
+            lambda: portfolio(0.9, UniformSampler(**SIZES)),
+            "experts = ProportionalSampler AvareSampler, got ProportionalSampler AvareSampler UniformSampler",
+        ),
+    ],
+)
+def test_experts_with_other_settings(path: Path, built: Any, message: str) -> None:
+    open_run(path, portfolio).close()
+    with pytest.raises(LedgerError, match=f"that the run was begun with: {message}$"):
+        open_run(path, built)
+
+
+def test_experts_of_experts_with_other_settings(path: Path) -> None:
+    run = open_run(path, lambda: PortfolioSampler(experts=[portfolio(1.0)]))
+    crash(run)
+    message = r"expert 0 \(PortfolioSampler\): expert 1 \(AvareSampler\): floor_decay = 1.0, got 0.7$"
+    with pytest.raises(LedgerError, match=message):
+        open_run(path, lambda: PortfolioSampler(experts=[portfolio(0.7)]))
