@@ -29,6 +29,7 @@ from attack import SAMPLERS, GuardedTrial
 from sortition import Guard
 from sortition.cli.progress import RoundsProgress
 from sortition.experiments.arena.environments import ENVIRONMENTS
+from sortition.experiments.contestants import ORACLES
 from sortition.experiments.parallel import Tick, run_tasks
 from sortition.experiments.trajectory import variance_ratio
 
@@ -56,6 +57,7 @@ FIRST_HONEST_SEED = 401
 MANY_CLIENTS = ("ls-2000-clients", "ls-1000-clients", "digits-500", "clients-20000", "clients-5000")
 """What ``--honest`` leaves out."""
 DEFAULT = "share 0.5"
+SAMPLER = "empirical-bayes"
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ def main() -> None:
     """Run everything, print the table, write the rest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--honest", action="store_true")
-    parser.add_argument("--sampler", choices=SAMPLERS, default="empirical-bayes")
+    parser.add_argument("--sampler", choices=[s for s in SAMPLERS if s not in ORACLES], default=SAMPLER)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,17 @@ def test_the_programs_of_the_documentation_run(
     assert len(printed) == 2
     for line in printed:
         assert f"    {line}\n" in text
+
+
+@pytest.mark.parametrize(
+    "page", [*README.parent.glob("*.md"), *SERVER.parent.glob("*.md")], ids=lambda page: page.stem
+)
+def test_tables_are_tables(page: Path) -> None:
+    """A row of dashes with more or fewer cells than the header makes it plain text."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for header, dashes in pairwise(lines):
+        if re.fullmatch(r"\|(\s*:?-+:?\s*\|)+", dashes):
+            assert header.replace(r"\|", "").count("|") == dashes.count("|"), header
 
 
 def test_lambda_of_those_online_makes_weights_of_mean_one() -> None:
