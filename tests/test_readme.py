@@ -67,6 +67,15 @@ def test_tables_are_tables(page: Path) -> None:
             assert header.replace(r"\|", "").count("|") == dashes.count("|"), header
 
 
+def test_the_portfolio_of_the_documentation_prints_what_the_page_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (SERVER.parent / "default-sampler.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(example, "default-sampler.md", "exec"), {})
+    assert f"It prints `{capsys.readouterr().out.strip()}`" in page
+
+
 def test_lambda_of_those_online_makes_weights_of_mean_one() -> None:
     """As docs/server.md says: for uniform draws they sum to one in every round."""
     sampler = UniformSampler(num_clients=10, cohort_size=3)
