@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -70,9 +71,46 @@ def test_two_processes_race_for_one_run(path: Path, exists: bool) -> None:
 
 
 def test_a_second_writer_in_the_same_process(path: Path) -> None:
-    with open_run(path, make), pytest.raises(LedgerError, match="must have one writer"):
+    """A notebook cell that is run twice: the first run is still there when the second is opened."""
+    message = r"must have one writer, but this process has it open for writing already: call close\(\)"
+    with open_run(path, make), pytest.raises(LedgerError, match=message):
         open_run(path, make)
     open_run(path, make).close()
+
+
+def test_a_run_that_was_dropped_is_nobodys(path: Path) -> None:
+    """As after a crash: no snapshot, and nothing lost."""
+    run = open_run(path, make)
+    play(run, 2)
+    del run
+    gc.collect()
+    assert not list(path.parent.glob("run.db.d/snapshot-*"))
+    with open_run(path, make) as run:
+        assert run.round_index == 2
+        play(run, 1)
+    assert verify_run(path).rounds == 3
+
+
+def test_a_run_dropped_in_a_fork_stays_its_writers(path: Path) -> None:
+    """Nor is a descriptor closed there that has come to be another file's."""
+    run = open_run(path, make)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            mine = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]  # takes the number of the lock's
+            del run
+            gc.collect()
+            for descriptor in mine:
+                os.fstat(descriptor)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    racer = start(path)
+    said, _ = racer.communicate("go\n", timeout=60)
+    assert "but it is open for writing elsewhere" in said
+    run.close()
 
 
 def test_a_killed_writer_leaves_no_lock_behind(path: Path) -> None:

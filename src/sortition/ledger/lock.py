@@ -23,29 +23,30 @@ _WITNESS = re.compile(rb"row (\d+) ([0-9a-f]{32}) check ([0-9a-f]{8})\n")
 
 
 class WriterLock:
-    """Held from construction to ``release``; a LedgerError at once if somebody else holds it."""
+    """Held from construction to ``release``; a LedgerError at once if somebody else holds it.
+
+    Whoever drops a run without closing it lets go of its lock too, as soon as Python notices.
+    """
 
     def __init__(self, file: Path, run: Path) -> None:
         self._run = run
-        self._process = os.getpid()
         try:
-            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LedgerError(f"{run} must be writable, got {error}") from None
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self._descriptor)
-            raise LedgerError(
-                f"{run} must have one writer, but it is open for writing elsewhere; "
-                "read_run and the sortition runs commands read it all the same"
-            ) from None
+            os.close(descriptor)
+            raise LedgerError(f"{run} must have one writer, but {_who_holds(run)}") from None
+        self._hold = _Hold(descriptor)
+        weakref.finalize(self, self._hold.release).atexit = False  # the end of the process does it as well
         self._places = Places(run, (file,))
         _held.add(self)
 
     def check_process(self) -> None:
         """A forked child has the run in memory too, but it is not the writer."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._hold.process:
             raise LedgerError(f"{self._run} must be written by the process that opened it, got a fork of it")
 
     def check_place(self, *, closing: bool = False) -> None:
@@ -56,30 +57,60 @@ class WriterLock:
         """Let the witness know of a row; a disk that can't take it does not matter."""
         text = b"row %d %s" % (number, checksum.hex().encode())
         try:
-            os.pwrite(self._descriptor, b"%s check %08x\n" % (text, zlib.crc32(text)), 0)
+            os.pwrite(self._hold.descriptor, b"%s check %08x\n" % (text, zlib.crc32(text)), 0)
         except OSError:
             return
 
     def release(self) -> None:
         """Let the next one write."""
-        if os.getpid() == self._process:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._hold.release()
+
+    def close_in_a_fork(self) -> None:
+        """Let go of this process's hold; the lock stays while another one has the descriptor too."""
+        self._hold.close()
+
+    def is_held_for(self, run: Path) -> bool:
+        """Whether this process holds the lock of that run with it."""
+        return self._run == run and self._hold.descriptor >= 0
+
+
+class _Hold:
+    """The open lock file; what is left to do when its ``WriterLock`` is dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.process = os.getpid()
+
+    def release(self) -> None:
+        """Unlock, if this process may; once closed, there is nothing to do."""
+        if self.descriptor >= 0 and os.getpid() == self.process:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         self.close()
 
     def close(self) -> None:
-        """Let go of this process's hold; the lock stays while another one has the descriptor too."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
+        """Close the file; the number may be another file's afterwards, so that it is forgotten."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
 
 
 _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 
+def _who_holds(run: Path) -> str:
+    """Why the lock of a run can't be had, and what to do."""
+    if any(lock.is_held_for(run) for lock in tuple(_held)):
+        return (
+            "this process has it open for writing already: call close() on that run first, or open it in a "
+            "with block, which does"
+        )
+    return "it is open for writing elsewhere; read_run and the sortition runs commands read it all the same"
+
+
 def _close_in_a_fork() -> None:
     """Else a worker that outlives a killed writer would keep the lock for it."""
     for lock in tuple(_held):
-        lock.close()
+        lock.close_in_a_fork()
 
 
 os.register_at_fork(after_in_child=_close_in_a_fork)

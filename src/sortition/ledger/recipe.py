@@ -56,8 +56,10 @@ class _Parts:
 
     def build(self) -> BaseSampler:
         """The sampler, and whatever it consists of, new."""
-        samplers = {name: [member.build() for member in members] for name, members in self.samplers.items()}
-        return self.kind(**self.settings, **samplers)
+        built: dict[str, Any] = {
+            name: [member.build() for member in members] for name, members in self.samplers.items()
+        }
+        return self.kind(**self.settings, **built)
 
 
 def _settings(sampler: Any, levels: int) -> dict[str, Any]:
