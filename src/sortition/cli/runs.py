@@ -21,6 +21,7 @@ from sortition.ledger import RunRecord, read_run, verify_run
 from sortition.ledger.export import export_csv, whole_file
 from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, median_row, summarise, suspect_rows
 from sortition.ledger.suspects import SUSPECT_COLUMNS
+from sortition.ledger.trouble import counted
 
 runs_app = typer.Typer()
 app.add_typer(runs_app, name="runs")
@@ -88,8 +89,8 @@ def verify(run: Run) -> None:
     with RoundsProgress(None, "rows") as progress:
         found = verify_run(run, on_row=progress.advance)
     typer.echo(
-        f"{run}: {_counted(found.rows, 'row')}, {_counted(found.rounds, 'round')}, "
-        f"{_counted(found.snapshots, 'snapshot')}, {_counted(found.attachments, 'attachment')}: "
+        f"{run}: {counted(found.rows, 'row')}, {counted(found.rounds, 'round')}, "
+        f"{counted(found.snapshots, 'snapshot')}, {counted(found.attachments, 'attachment')}: "
         "all as they were written"
     )
     if found.replayed:
@@ -136,16 +137,8 @@ def _reading(run: Path, good: bool) -> Iterator[RunRecord]:
         read_run(run, good=good, on_row=progress.advance) as record,
     ):
         yield record
-    if record.missing:
-        typer.echo(
-            f"sortition: {run}: {_counted(record.rows, 'row')} before the damage, all good; "
-            f"{_counted(record.missing, 'row')} left out",
-            err=True,
-        )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    if record.left_out is not None:
+        typer.echo(f"sortition: {run}: {record.left_out}", err=True)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

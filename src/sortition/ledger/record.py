@@ -16,11 +16,13 @@ from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.ledger.codec import available_of, cohort_of
 from sortition.ledger.files import SealedFiles, run_file, side_directory
+from sortition.ledger.good import GoodStore
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.recipe import maker
 from sortition.ledger.replay import MakeSampler, rebuild, within
 from sortition.ledger.settings import all_experts
 from sortition.ledger.store import Event, Store
+from sortition.ledger.trouble import what_is_left_out
 
 OnRow: TypeAlias = Callable[[int, int], None]
 
@@ -54,16 +56,18 @@ class RunRecord:
 
     def __init__(self, path: Path, good: bool = False, on_row: OnRow | None = None) -> None:
         known = witness(side_directory(path) / LOCK)
-        self._store = Store(path, write=False, good=good)
+        self._store = store = GoodStore(path) if good else Store(path, write=False)
         self.path = path
         self.missing = 0
-        """Rows that were left out because they, or one before them, are damaged or lost."""
+        """Rows that were left out because they, or one before them, are damaged or lost; as far as known."""
+        self.left_out: str | None = None
+        """In words, what ``good`` left out, or what is damaged though nothing was; None for a whole run."""
         if on_row is not None:
             self._store.on_row = told(on_row, self._store)
         try:
-            if good:
-                last = max(-1 if known is None else known[0], self._store.last_there())
-                self.missing = max(0, last - self._store.last)
+            if isinstance(store, GoodStore):
+                self.missing = max(store.there, -1 if known is None else known[0]) - store.last
+                self.left_out = what_is_left_out(self.rows, self.missing, store.damaged, known is not None)
             else:
                 self._store.check_witness(known)
             first = self._store.event(0)
@@ -209,8 +213,8 @@ def _norms(observed: Event, cohort: Cohort) -> FloatArray:
 def read_run(path: str | os.PathLike[str], *, good: bool = False, on_row: OnRow | None = None) -> RunRecord:
     """The run at ``path``, for reading: it may be written at the same time, and is not changed.
 
-    A damaged row is a LedgerError; with ``good`` the record ends before the first one, and its ``missing``
-    says how many rows are left out. ``on_row`` is told, while rows are read, how many are done of how many.
+    A damaged row is a LedgerError; with ``good`` the record ends before the first one, and its ``left_out``
+    says what is left out. ``on_row`` is told, while rows are read, how many are done of how many.
     """
     return RunRecord(run_file(path), good, on_row)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import struct
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
+from sortition.ledger.trouble import has_wal, what_is_left
 
 APPLICATION_ID = 0x534F5254  # "SORT"
 SCHEMA_VERSION = 1
@@ -25,17 +27,26 @@ CREATE TABLE events (
 ) STRICT;
 CREATE INDEX events_by_round ON events (round_index, kind);
 """
-COLUMNS = (int, str, int, float, bytes, bytes)
-"""What a row consists of; where SQLite's own words are damaged, it may find something else."""
 
 
 def check_header(path: Path) -> None:
-    """A LedgerError unless ``path`` is a run that this version can read; it is not opened, only looked at."""
+    """A LedgerError unless ``path`` is a whole run that this version can read; it is only looked at."""
+    if (cut := cut_short(path)) is not None:
+        raise LedgerError(f"{cut}; {what_is_left(path)}")
+
+
+def cut_short(path: Path) -> str | None:
+    """In words, that the end of the run at ``path`` is missing; a LedgerError if it is no run that we know.
+
+    A database that has something in its WAL is not judged: the rest of it may be there.
+    """
     try:
         if stat.S_ISFIFO(path.stat().st_mode):  # to open one is to wait for whoever writes to it
             raise LedgerError(f"{path} must be a run of sortition, got a pipe")
+        unfinished = has_wal(path)
         with open(path, "rb") as file:
             start = file.read(_HEADER.size)
+            size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise LedgerError(f"{path} must be a readable file, got {error.strerror}") from None
     if len(start) < _HEADER.size:
@@ -46,3 +57,22 @@ def check_header(path: Path) -> None:
     if version != SCHEMA_VERSION:
         known = f"this version of sortition knows schema {SCHEMA_VERSION}"
         raise LedgerError(f"{path} must be of a schema that can be read ({known}), got schema {version}")
+    page, least = page_size_of(start), _pages_of(start)
+    if unfinished or (size % page == 0 and size >= least * page):
+        return None
+    return f"{path} must have {least} whole pages of {page} bytes, got {size} bytes: its end is missing"
+
+
+def page_size_of(start: bytes) -> int:
+    """The bytes of a page, by the header of a database; a LedgerError where that can't be."""
+    size = int.from_bytes(start[16:18], "big")
+    size = 65536 if size == 1 else size
+    if size < 512 or size & (size - 1):
+        raise LedgerError(f"the page size of a database must be a power of two from 512 on, got {size}")
+    return size
+
+
+def _pages_of(start: bytes) -> int:
+    """The pages of a database, by its header; 1 where the count is of an older state, and says nothing."""
+    change, pages, valid_for = (int.from_bytes(start[place : place + 4], "big") for place in (24, 28, 92))
+    return pages if change == valid_for else 1

@@ -8,50 +8,21 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from sortition.core.errors import LedgerError
-from sortition.ledger.encoding import Plain, pack, unpack
+from sortition.ledger.encoding import Plain, pack
 from sortition.ledger.places import Places
-from sortition.ledger.schema import COLUMNS, SCHEMA
+from sortition.ledger.rows import Event as Event
+from sortition.ledger.rows import checksum, is_sealed
+from sortition.ledger.schema import SCHEMA
 from sortition.ledger.schema import check_header as check_header
-from sortition.ledger.trouble import sqlite_trouble, wal_of, what_is_good
-
-CHECKSUM_BYTES = 16
-_NUMBERS = struct.Struct("<qqd")
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A row: what happened, in which round, when."""
-
-    number: int
-    kind: str
-    round_index: int
-    time: float
-    payload: bytes
-    checksum: bytes
-
-    def values(self) -> dict[str, Any]:
-        """What the payload holds."""
-        return unpack(self.payload)
-
-
-def checksum(previous: bytes, number: int, kind: str, round_index: int, at: float, payload: bytes) -> bytes:
-    """The seal of a row: BLAKE2b over the predecessor's seal and all columns."""
-    digest = blake2b(previous, digest_size=CHECKSUM_BYTES)
-    digest.update(_NUMBERS.pack(number, round_index, at))
-    digest.update(kind.encode() + b"\0")
-    digest.update(payload)
-    return digest.digest()
+from sortition.ledger.trouble import is_damage, sqlite_trouble, wal_of, what_is_good, what_is_left
 
 
 class Store:
@@ -60,11 +31,10 @@ class Store:
     on_row: Callable[[int], None] | None = None
     """Told the number of each row that ``events`` gives."""
 
-    def __init__(self, path: Path, *, write: bool, good: bool = False) -> None:
-        """``good``: as if the rows from the first damaged one on were not there."""
+    def __init__(self, path: Path, *, write: bool) -> None:
         check_header(path)
         self.path = path
-        with self._trouble("be readable and writable" if write else "be readable"):
+        with self._trouble("be readable and writable" if write else "be readable", opening=True):
             self._connection = _connect(path, write)
             try:
                 if write:
@@ -72,7 +42,7 @@ class Store:
                     if mode != "wal":
                         raise LedgerError(f"{path} must be on a file system that allows WAL, got {mode!r}")
                     self._connection.execute("PRAGMA synchronous = FULL")
-                self.last, self._last_checksum = self._good_row() if good else self._last_row()
+                self.last, self._last_checksum = self._last_row()
                 self._places = Places(path, (path, wal_of(path)))
             except BaseException:
                 self._connection.close()
@@ -204,10 +174,16 @@ class Store:
 
     def check_structure(self) -> None:
         """Let SQLite check its own pages and the index."""
+        if (flaw := self.flaw()) is not None:
+            raise self.damage(flaw)
+
+    def flaw(self) -> str | None:
+        """What SQLite finds wrong with its own pages and the index, in words."""
         with self._trouble("be whole"):
             found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if found != "ok":
-            raise self.damage(f"{self.path} must be whole, but SQLite finds: {' '.join(str(found).split())}")
+        if found == "ok":
+            return None
+        return f"{self.path} must be whole, but SQLite finds: {' '.join(str(found).split())}"
 
     def check_place(self, *, closing: bool = False) -> None:
         """A LedgerError if the file was moved or replaced: what is written now, nobody would find."""
@@ -224,40 +200,21 @@ class Store:
             raise LedgerError(f"{self.path} must end with a row as it was written, got {row}")
         return row[0], row[1]
 
-    def last_there(self) -> int:
-        """The number of the last row, damaged or not; -1 where even that can't be told."""
-        try:
-            with self._trouble("be readable"):
-                return self._last_row()[0]
-        except LedgerError:
-            return -1
-
-    def _good_row(self) -> tuple[int, bytes]:
-        """The last row before the first damaged one."""
-        found: Event | None = None
-        with suppress(LedgerError):
-            for event in self._chain(-1, 2**62):
-                found = event
-        if found is None:
-            raise LedgerError(f"{self.path} must have a good first row; put a copy of the run in its place")
-        return found.number, found.checksum
-
     def _checked(self, row: Any, previous: bytes, expected: int) -> Event:
-        number, kind, round_index, at, payload, seal = row
-        if number != expected:
-            raise LedgerError(f"{self.path} must have a row {expected}, got {number}: rows are missing")
-        types = tuple(map(type, row))
-        if types != COLUMNS or seal != checksum(previous, number, kind, round_index, at, payload):
-            raise LedgerError(f"{self.path} must be as it was written, but row {number} has changed")
-        return Event(number, kind, round_index, at, payload, seal)
+        if row[0] != expected:
+            raise LedgerError(f"{self.path} must have a row {expected}, got {row[0]}: rows are missing")
+        if not is_sealed(row, previous):
+            raise LedgerError(f"{self.path} must be as it was written, but row {expected} has changed")
+        return Event(*row)
 
     @contextmanager
-    def _trouble(self, expectation: str) -> Iterator[None]:
-        """What SQLite raises, as a LedgerError."""
+    def _trouble(self, expectation: str, *, opening: bool = False) -> Iterator[None]:
+        """What SQLite raises, as a LedgerError; whoever can't even open a damaged run is told what to do."""
         try:
             yield
         except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:  # the last: damaged text
-            raise LedgerError(sqlite_trouble(self.path, expectation, error)) from error
+            advice = f"; {what_is_left(self.path)}" if opening and is_damage(error) else ""
+            raise LedgerError(sqlite_trouble(self.path, expectation, error) + advice) from error
 
 
 def _connect(path: Path, write: bool) -> sqlite3.Connection:

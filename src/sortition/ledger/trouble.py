@@ -8,9 +8,12 @@ from shlex import quote
 
 LITTLE_SPACE = 128 * 1024
 """Bytes; SQLite can't open a run for writing with less."""
+_OF_THE_PLACE = tuple(
+    f"SQLITE_{what}" for what in ("IOERR", "CANTOPEN", "FULL", "READONLY", "BUSY", "LOCKED", "PERM", "NOMEM")
+)
 
 
-def sqlite_trouble(path: Path, expectation: str, error: Exception) -> str:
+def sqlite_trouble(path: Path, expectation: str, error: BaseException) -> str:
     """What SQLite says, and what is behind it, where that can be told."""
     said = f"{path} must {expectation}, but SQLite says: {error}"
     code = getattr(error, "sqlite_errorname", None) or ""
@@ -34,6 +37,49 @@ def what_is_good(path: Path, good: int, there: int) -> str:
         f"{what}: save them with sortition runs export {quote(str(path))} --csv DIR --good; docs/ledger.md, "
         '"When something is damaged", says how to go on'
     )
+
+
+def what_is_left(path: Path) -> str:
+    """What to do with a run that can't be opened."""
+    return (
+        "put a copy of the run in its place, or save the rows that are left with sortition runs export "
+        f"{quote(str(path))} --csv DIR --good"
+    )
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Whether what SQLite says is about the database, rather than about the place that it is in."""
+    code = getattr(error, "sqlite_errorname", None) or ""
+    return not code.startswith(_OF_THE_PLACE)
+
+
+def what_is_left_out(rows: int, missing: int, damage: str | None, witnessed: bool) -> str | None:
+    """What ``--good`` has not taken, as far as it is known; None where nothing was wrong."""
+    if not missing and damage is None:
+        return None
+    known = "" if witnessed else "; without its lock file it is not known whether there were more"
+    good = f"{counted(rows, 'row')} before the damage, all good; {counted(missing, 'row')} left out"
+    if missing:
+        return f"{good}{known if damage is not None else ''}"
+    there = "that were committed" if witnessed else "that can be found"
+    return f"nothing is left out, all {counted(rows, 'row')} {there} are good{known}; but {damage}"
+
+
+def counted(number: int, what: str) -> str:
+    """So many of them.
+
+    >>> counted(1, "row"), counted(2, "row")
+    ('1 row', '2 rows')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def has_wal(path: Path) -> bool:
+    """Whether a WAL with something in it lies beside the database."""
+    try:
+        return wal_of(path).stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def wal_of(path: Path) -> Path:

@@ -1,0 +1,287 @@
+"""A run whose file was cut or has lost pages: refused and left as it is; what is left of it can be saved."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from sortition import LedgerError, UniformSampler
+from sortition.cli.commands import app
+from sortition.ledger import open_run, read_run, verify_run
+from sortition.ledger.salvage import salvaged
+from tests.ledger.helpers import crash, make, play, recorded, state_bytes
+
+PAGE = 4096
+ROUNDS = 200
+ROWS = 2 * ROUNDS + 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough rounds for a tree of pages; row 0 alone has several."""
+    path = tmp_path_factory.mktemp("whole") / "run.db"
+    recorded(path, ROUNDS, snapshot_every=50)
+    return path
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole.parent, tmp_path / "copy")
+    return tmp_path / "copy" / "run.db"
+
+
+def sortition(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def rows_of(path: Path) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("SELECT * FROM events ORDER BY number").fetchall()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("missing", [1, PAGE - 1, PAGE, 3 * PAGE, 5 * PAGE + 7])
+def test_a_cut_file_is_refused_and_left_as_it_is(run: Path, missing: int) -> None:
+    data = run.read_bytes()[:-missing]
+    run.write_bytes(data)
+    names = sorted(file.name for file in run.parent.iterdir())
+    for question in (lambda: open_run(run, make), lambda: read_run(run), lambda: verify_run(run)):
+        with pytest.raises(LedgerError, match=r"its end is missing; put a copy.* or save .* --good$"):
+            question()
+    assert run.read_bytes() == data
+    assert sorted(file.name for file in run.parent.iterdir()) == names
+
+
+def test_a_file_with_more_than_it_needs_is_no_cut_one(run: Path) -> None:
+    """SQLite may leave pages at the end that do not count."""
+    run.write_bytes(run.read_bytes() + bytes(PAGE))
+    with open_run(run, make) as again:
+        assert again.round_index == ROUNDS
+
+
+def test_a_count_of_an_older_state_says_nothing(run: Path) -> None:
+    """Software that does not know of the count leaves it, and changes the counter beside it."""
+    data = bytearray(run.read_bytes())
+    data[28:32] = (10**6).to_bytes(4, "big")
+    run.write_bytes(data)
+    with pytest.raises(LedgerError, match="must have 1000000 whole pages of 4096 bytes"):
+        read_run(run)
+    data[92:96] = bytes(4)
+    run.write_bytes(data)
+    assert verify_run(run).rows == ROWS
+
+
+def test_a_file_beside_its_wal_is_not_judged(path: Path, tmp_path: Path) -> None:
+    """A checkpoint that a crash interrupted may leave a file that is too short; the WAL has the rest."""
+    run = open_run(path, make)
+    play(run, 30)
+    before = path.read_bytes()
+    copy = tmp_path / "copy" / "run.db"
+    copy.parent.mkdir()
+    shutil.copy(path.with_name("run.db-wal"), copy.with_name("run.db-wal"))
+    crash(run)
+    copy.write_bytes(path.read_bytes()[: len(before) + 100])
+    with open_run(copy, make) as run:
+        assert run.round_index == 30
+    assert verify_run(copy).replayed
+
+
+def good_rows(run: Path) -> list[tuple[object, ...]]:
+    """What ``good`` takes, which is said, as is what it leaves out; nothing where the first row is lost."""
+    try:
+        record = read_run(run, good=True)
+    except LedgerError as error:
+        if "must have a good first row" not in str(error):
+            raise
+        return []
+    with record:
+        found = [tuple(getattr(event, name) for name in event.__slots__) for event in record.events()]
+        assert record.missing == ROWS - len(found)
+        assert record.left_out is not None
+    return found
+
+
+def cuts(whole: Path) -> Iterator[int]:
+    size = whole.stat().st_size
+    yield from range(size - PAGE, 2 * PAGE, -11 * PAGE)
+    yield from range(size - 1, 2 * PAGE, -7 * PAGE - 613)
+
+
+def test_the_rows_before_the_cut_can_be_saved(whole: Path, tmp_path: Path) -> None:
+    """Wherever it is cut, all rows that lie before the cut without a gap, and no other."""
+    data, expected = whole.read_bytes(), rows_of(whole)
+    last = ROWS + 1
+    for size in sorted(cuts(whole), reverse=True):
+        run = tmp_path / str(size) / "run.db"
+        shutil.copytree(whole.parent, run.parent)
+        run.write_bytes(data[:size])
+        found = good_rows(run)
+        assert found == expected[: len(found)]
+        assert len(found) >= _rows_before(expected, data, size)
+        assert len(found) <= last
+        last = len(found)
+        assert run.read_bytes() == data[:size]
+        shutil.rmtree(run.parent)
+    assert last < ROWS // 4  # the cuts went that far
+
+
+def _rows_before(rows: list[tuple[object, ...]], data: bytes, size: int) -> int:
+    """Rows, from the first on, whose seals lie whole before the cut: these are at the ends of the rows."""
+    for number, row in enumerate(rows):
+        seal = row[-1]
+        assert isinstance(seal, bytes)
+        page = data.index(seal) // PAGE
+        if (page + 1) * PAGE > size:
+            return number
+    return len(rows)
+
+
+def test_the_command_saves_and_says_what_it_left_out(run: Path, tmp_path: Path) -> None:
+    run.write_bytes(run.read_bytes()[: run.stat().st_size // 2])
+    found = sortition("runs", "export", run, "--csv", tmp_path / "csv", "--good")
+    assert found.exit_code == 0
+    with read_run(run, good=True) as record:
+        assert (
+            f"{record.rows} rows before the damage, all good; {ROWS - record.rows} rows left out"
+            in found.stderr
+        )
+        assert "not known" not in found.stderr
+        lines = (tmp_path / "csv" / "rounds.csv").read_text().splitlines()
+        assert len(lines) == 1 + len(list(record.rounds()))
+        plain = make()
+        play(plain, (record.rows - 1) // 2)
+        if record.rows % 2 == 0:
+            plain.draw()
+        assert state_bytes(record.replay()) == state_bytes(plain)
+    shutil.rmtree(run.with_name("run.db.d"))
+    found = sortition("runs", "show", run, "--good")
+    assert found.exit_code == 0
+    assert "without its lock file it is not known whether there were more" in found.stderr
+
+
+@pytest.mark.parametrize("start", [100, PAGE], ids=["first page, but for its header", "root"])
+def test_pages_that_only_say_where_the_rows_are(run: Path, start: int) -> None:
+    """Without them SQLite finds no row, and all of them are there."""
+    data = bytearray(run.read_bytes())
+    end = (start // PAGE + 1) * PAGE
+    data[start:end] = bytes(end - start)
+    run.write_bytes(data)
+    for question in (lambda: open_run(run, make), lambda: read_run(run), lambda: verify_run(run)):
+        with pytest.raises(LedgerError, match=r"SQLite says: .*; put a copy .* --good$"):
+            question()
+    assert run.read_bytes() == data
+    with read_run(run, good=True) as record:
+        assert (record.rows, record.missing) == (ROWS, 0)
+        assert len(list(record.rounds())) == ROUNDS
+    found = sortition("runs", "show", run, "--good")
+    assert found.exit_code == 0
+    assert f"nothing is left out, all {ROWS} rows that were committed are good; but {run}" in found.stderr
+    assert "--good" not in found.stderr
+    shutil.rmtree(run.with_name("run.db.d"))
+    found = sortition("runs", "show", run, "--good")
+    assert (
+        f"all {ROWS} rows that can be found are good; without its lock file it is not known" in found.stderr
+    )
+
+
+def test_the_root_of_a_run_that_is_all_in_it(path: Path, tmp_path: Path) -> None:
+    """A run that is so short that its rows are in page 2 itself has lost them with it."""
+    with open_run(path, lambda: UniformSampler(num_clients=3, cohort_size=1)) as run:
+        play(run, 1)
+    data = bytearray(path.read_bytes())
+    data[PAGE : 2 * PAGE] = bytes(PAGE)
+    path.write_bytes(data)
+    found = sortition("runs", "export", path, "--csv", tmp_path / "csv", "--good")
+    assert found.exit_code == 2
+    assert "must have a good first row; put a copy of the run in its place" in found.output
+
+
+def test_a_cut_run_that_was_not_closed(path: Path, tmp_path: Path) -> None:
+    """What is in the WAL counts; the two are put together elsewhere."""
+    with open_run(path, make) as run:
+        play(run, 100)
+    run = open_run(path, make)
+    play(run, 30)
+    copy = tmp_path / "copy"
+    shutil.copytree(path.parent, copy)
+    crash(run)
+    data = (copy / "run.db").read_bytes()
+    (copy / "run.db").write_bytes(data[: -5 * PAGE])
+    wal = (copy / "run.db-wal").read_bytes()
+    with read_run(copy / "run.db", good=True) as record:
+        assert 20 < record.rows < 201
+        assert record.missing == 261 - record.rows
+    data = bytearray(data)
+    data[PAGE : 2 * PAGE] = bytes(PAGE)  # the WAL has a newer one
+    (copy / "run.db").write_bytes(data)
+    with read_run(copy / "run.db", good=True) as record:
+        assert record.rows == 261
+    assert (copy / "run.db-wal").read_bytes() == wal
+
+
+LENGTHS = [0, 1, 200, 3900, 4040, 4057, 4061, 4062, 8000, 8161, 70_000]
+NUMBERS = [0, 1, -1, 127, -129, 2**15, 2**24, 2**40, 2**62, -(2**62), 300]
+
+
+def test_every_kind_of_value_that_sqlite_stores(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of all lengths, whole seconds, and rows from next to nothing to many pages."""
+    run = open_run(path, make)
+    for place, (length, number) in enumerate(zip(LENGTHS, NUMBERS, strict=True)):
+        if place == 5:
+            monkeypatch.setattr(time, "time", lambda: 1000.0)
+        run._store.append(
+            "\u00e9" * place, number, {"a": np.arange(length, dtype=np.uint32).astype(np.uint8)}
+        )
+    crash(run)
+    assert salvaged_rows(path) == rows_of(path)
+
+
+def salvaged_rows(path: Path) -> list[tuple[object, ...]]:
+    connection, last = salvaged(path)
+    rows = connection.execute("SELECT * FROM events ORDER BY number").fetchall()
+    connection.close()
+    assert last >= len(rows) - 1
+    return rows
+
+
+def test_a_tree_of_three_levels(path: Path) -> None:
+    """The pages in the middle lie after those that they point to; a cut takes the way, not the rows."""
+    run = open_run(path, make)
+    for _ in range(1100):
+        run._store.append("x", 0, {"a": np.zeros(2500, dtype=np.uint8)})
+    crash(run)
+    expected, data = rows_of(path), path.read_bytes()
+    size = 450 * PAGE
+    path.write_bytes(data[:size])
+    path.with_name("run.db.d").rename(path.with_name("aside"))
+    with pytest.raises(LedgerError, match="its end is missing"):
+        read_run(path)
+    found = salvaged_rows(path)
+    assert 400 < len(found) == _rows_before(expected, data, size)
+    assert found == expected[: len(found)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_garbage_is_never_taken_for_rows(run: Path, whole: Path, seed: int) -> None:
+    """Pages of noise, pages in other places, and leaves that point anywhere: rows as they were, or fewer."""
+    chance, expected = np.random.default_rng(seed), rows_of(whole)
+    data = bytearray(run.read_bytes())
+    for _ in range(12):
+        place = PAGE * int(chance.integers(1, len(data) // PAGE))
+        data[place : place + PAGE] = chance.bytes(PAGE)
+        if chance.random() < 0.7:
+            data[place] = 0x0D
+    other = PAGE * int(chance.integers(1, len(data) // PAGE))
+    data[-PAGE:] = data[other : other + PAGE]
+    run.write_bytes(data)
+    found = good_rows(run)
+    assert found == expected[: len(found)]
