@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from sortition.ledger import RecordedSampler, open_run
 from sortition.ledger.encoding import pack
 
 CLIENTS, COHORT_SIZE = 30, 4
+PAGE = 4096
+"""Bytes of a page of the database."""
 
 
 def make(seed: int = 0) -> AdaptiveOSMDSampler:
@@ -87,3 +90,23 @@ class Strange:
         own = self.inner.state_dict()
         kept = {name: value for name, value in own.items() if name.startswith("config.")}
         self.inner.load_state_dict({**kept, **state})
+
+
+def rows_of(path: Path) -> list[tuple[object, ...]]:
+    """The rows as SQLite gives them."""
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("SELECT * FROM events ORDER BY number").fetchall()
+    finally:
+        connection.close()
+
+
+def rows_before(rows: list[tuple[object, ...]], data: bytes, size: int) -> int:
+    """Rows, from the first on, whose seals lie whole before the cut: these are at the ends of the rows."""
+    for number, row in enumerate(rows):
+        seal = row[-1]
+        assert isinstance(seal, bytes)
+        page = data.index(seal) // PAGE
+        if (page + 1) * PAGE > size:
+            return number
+    return len(rows)
