@@ -227,7 +227,7 @@ def test_the_root_of_a_run_that_is_all_in_it(path: Path, tmp_path: Path) -> None
 def test_a_cut_run_that_was_not_closed(path: Path, tmp_path: Path) -> None:
     """What is in the WAL counts; the two are put together elsewhere."""
     with open_run(path, make) as run:
-        play(run, 300)
+        play(run, 500)
     run = open_run(path, make)
     play(run, 30)
     copy = tmp_path / "copy"
@@ -237,11 +237,11 @@ def test_a_cut_run_that_was_not_closed(path: Path, tmp_path: Path) -> None:
     (copy / "run.db").write_bytes(data[: -5 * PAGE])
     wal = (copy / "run.db-wal").read_bytes()
     with read_run(copy / "run.db", good=True) as record:
-        assert 20 < record.rows < 601
-        assert record.missing == 661 - record.rows
+        assert 20 < record.rows < 1001
+        assert record.missing == 1061 - record.rows
     (copy / "run.db").write_bytes(zeroed(data, 0x0A, wal))
     with read_run(copy / "run.db", good=True) as record:
-        assert (record.rows, record.missing) == (661, 0)
+        assert (record.rows, record.missing) == (1061, 0)
         assert "but SQLite finds" in str(record.left_out)
     assert (copy / "run.db-wal").read_bytes() == wal
 
