@@ -98,7 +98,7 @@ def verify(run: Run) -> None:
     else:
         typer.echo(
             "only the checksums were checked: no cohort was drawn again, for the record does not say how to "
-            f"build its {found.sampler}; in Python, sortition.ledger.verify_run(path, make_sampler) does"
+            f"build its {found.sampler}; sortition.ledger.verify_run(path, make_sampler) draws them again"
         )
 
 
