@@ -149,3 +149,14 @@ def test_privacy_is_the_portfolios() -> None:
         PortfolioSampler(experts=[UniformSampler(**common), private])
     with pytest.raises(ConfigurationError, match="experts must be a list of samplers"):
         PortfolioSampler(experts=private)  # type: ignore[arg-type]
+
+
+def test_what_it_was_built_with_is_its_own() -> None:
+    """A ledger builds it again from that, whatever the caller has done with its list since."""
+    weights = np.full(M, 1.0 / M)
+    experts = [UniformSampler(num_clients=M, cohort_size=K, client_weights=weights)]
+    sampler = PortfolioSampler(experts=experts)
+    experts.clear()
+    weights[0] = 5.0
+    (expert,) = sampler.built_with["experts"]
+    assert np.array_equal(expert.built_with["client_weights"], np.full(M, 1.0 / M))

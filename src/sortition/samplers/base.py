@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import copy
 from typing import Any, Required, Self, TypedDict
 
 import numpy as np
@@ -61,7 +62,10 @@ class BaseSampler(Saved):
 
     def __new__(cls, *_: Any, **keywords: Any) -> Self:
         sampler = super().__new__(cls)
-        sampler.built_with = keywords
+        sampler.built_with = {  # the caller may go on with lists and arrays of its own
+            name: copy(value) if isinstance(value, (list, np.ndarray)) else value
+            for name, value in keywords.items()
+        }
         return sampler
 
     def __init__(
