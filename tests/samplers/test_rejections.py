@@ -79,6 +79,9 @@ def test_cohort_size_is_at_most_the_clients_where_nobody_is_drawn_twice(name: st
         (lambda: osmd(seed=2**64), "seed must be at most .* got 18446744073709551616"),
         (lambda: osmd(seed=0.5), "seed must be a whole number .* got 0.5"),
         (lambda: osmd(design="stratified"), "design must be one of .*independent.* got 'stratified'"),
+        (lambda: osmd(design=np.zeros(2)), r"design must be one of .*independent.* got array\("),
+        (lambda: osmd(design=np.zeros(0)), r"design must be one of .*independent.* got array\("),
+        (lambda: osmd(cohort_size=10**400), "cohort_size must be at most 9007199254740992, got 1000"),
         # rates and the like
         (lambda: osmd(learning_rate=0.0), r"learning_rate must be .* above 0, got 0\.0"),
         (lambda: osmd(learning_rate=-1.0), r"learning_rate must be .* got -1\.0"),
@@ -89,13 +92,19 @@ def test_cohort_size_is_at_most_the_clients_where_nobody_is_drawn_twice(name: st
         (lambda: adaptive(feedback_bound=-2.0), r"feedback_bound must be .* got -2\.0"),
         (lambda: adaptive(feedback_bound=np.inf), "feedback_bound must be .* got inf"),
         (lambda: adaptive(num_rounds=0), "num_rounds must be .* at least 1, got 0"),
+        (lambda: adaptive(num_rounds=10**400), "num_rounds must be at most 9007199254740992, got 1000"),
+        (lambda: adaptive(num_rounds=10**400, num_clients=1), "num_rounds must be at most .* got 1000"),
         (
             lambda: MABSSampler(num_clients=M, cohort_size=K, num_rounds=-1),
             "num_rounds must be .* at least 1, got -1",
         ),
         (
             lambda: DoublingOSMDSampler(num_clients=M, cohort_size=K, restart="never"),
-            "restart must be 'mixture' or 'prior', got 'never'",
+            "restart must be one of mixture, prior, got 'never'",
+        ),
+        (
+            lambda: DoublingOSMDSampler(num_clients=M, cohort_size=K, restart=np.zeros(2)),
+            r"restart must be one of mixture, prior, got array\(",
         ),
         (lambda: AvareSampler(num_clients=M, cohort_size=K, floor_offset=0.0), "floor_offset must be .* got"),
         (
@@ -195,6 +204,12 @@ def test_given_arrays_are_copied() -> None:
     learner.probabilities()[0] = 5.0
     assert sampler.probabilities().tolist() == [0.2] * M
     assert learner.probabilities() == pytest.approx([0.2] * M)
+
+
+@pytest.mark.parametrize("clients", [[10**400], ["a"], [None, {}], [[1], [2, 3]]])
+def test_a_cohort_is_made_of_numbers(clients: Any) -> None:
+    with pytest.raises(CohortError, match=r"clients must be numbers, got \["):
+        Cohort(0, 1, clients=clients, counts=[1], probabilities=[0.5], weights=[1.0])
 
 
 # Feedback -------------------------------------------------------------------------------------------------

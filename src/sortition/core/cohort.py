@@ -49,7 +49,10 @@ class Cohort:
             array = getattr(self, name)
             if type(array) is np.ndarray and array.dtype == dtype and not array.flags.writeable:
                 continue  # as a sampler makes them
-            array = np.ascontiguousarray(array, dtype=dtype)
+            try:
+                array = np.ascontiguousarray(array, dtype=dtype)
+            except (TypeError, ValueError, OverflowError):
+                raise CohortError(f"{name} must be numbers, got {array!r}") from None
             if array.flags.writeable:
                 array = array.copy()
                 array.flags.writeable = False

@@ -11,6 +11,10 @@ import math
 import numpy as np
 
 from sortition.core.types import FloatArray
+from sortition.core.validation import whole_number
+
+MOST_ROUNDS = 2**53
+"""More could not be told apart by a double."""
 
 
 def learning_rate(
@@ -45,6 +49,7 @@ def num_experts(num_clients: int, num_rounds: int, exploration: float) -> int:
     >>> num_experts(100, 1000, 0.4)
     8
     """
+    whole_number("num_rounds", num_rounds, least=1, most=MOST_ROUNDS)
     if num_clients == 1:
         return 1
     spread = 4.0 * math.log(num_clients / exploration) / math.log(num_clients)

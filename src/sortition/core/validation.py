@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,12 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
     if most is not None and number > most:
         raise ConfigurationError(f"{name} must be at most {most}, got {value!r}")
     return number
+
+
+def one_of(name: str, value: Any, words: Sequence[str]) -> None:
+    """``value`` must be one of ``words``; an array is none, whatever it compares equal to."""
+    if not (isinstance(value, str) and value in words):
+        raise ConfigurationError(f"{name} must be one of {', '.join(words)}, got {value!r}")
 
 
 def positive_number(name: str, value: Any, above: float = 0.0) -> float:

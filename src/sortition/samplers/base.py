@@ -19,6 +19,7 @@ from sortition.core.validation import (
     client_ids,
     distribution,
     one_each,
+    one_of,
     whole_number,
 )
 from sortition.engine.drawing import draw_cohort
@@ -80,9 +81,8 @@ class BaseSampler(Saved):
         privacy: NormPrivacy | None = None,
     ) -> None:
         self._founders = whole_number("num_clients", num_clients, least=1, most=MOST_CLIENTS)
-        self._cohort_size = whole_number("cohort_size", cohort_size, least=1)
-        if design not in DESIGNS:
-            raise ConfigurationError(f"design must be one of {', '.join(DESIGNS)}, got {design!r}")
+        self._cohort_size = whole_number("cohort_size", cohort_size, least=1, most=MOST_CLIENTS)
+        one_of("design", design, DESIGNS)
         if design != "with_replacement" and cohort_size > num_clients:
             raise ConfigurationError(
                 f"cohort_size must be at most num_clients ({num_clients}) for design {design!r}, "

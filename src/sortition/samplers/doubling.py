@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal, Unpack
 
 from sortition.core.cohort import Cohort
-from sortition.core.errors import ConfigurationError
 from sortition.core.rates import doubling_epoch
 from sortition.core.types import FloatArray
+from sortition.core.validation import one_of
 from sortition.samplers.meta import Meta, MetaSampler
 from sortition.samplers.state import Config
 
@@ -31,8 +31,7 @@ class DoublingOSMDSampler(MetaSampler):
     """
 
     def __init__(self, *, restart: Literal["mixture", "prior"] = "mixture", **meta: Unpack[Meta]) -> None:
-        if restart not in ("mixture", "prior"):
-            raise ConfigurationError(f"restart must be 'mixture' or 'prior', got {restart!r}")
+        one_of("restart", restart, ("mixture", "prior"))
         self._restart = restart
         super().__init__(**meta)
 
