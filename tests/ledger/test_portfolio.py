@@ -21,7 +21,7 @@ from sortition import (
 )
 from sortition.cli.commands import app
 from sortition.ledger import open_run, read_run, verify_run
-from sortition.ledger.recipe import maker, recipe
+from sortition.ledger.recipe import MOST_EXPERTS, maker, recipe
 from sortition.ledger.settings import DEEPEST
 from sortition.samplers.base import BaseSampler
 from tests.ledger.helpers import crash, norms_of, play, state_bytes
@@ -123,6 +123,24 @@ def test_how_deep_portfolios_may_lie_in_each_other() -> None:
     assert not recipe(within_portfolios(DEEPEST + 1))["rebuildable"]
 
 
+def test_how_many_experts_a_recipe_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sortition.ledger.recipe.MOST_EXPERTS", 4)
+    four = portfolio(0.9, PortfolioSampler(experts=[UniformSampler(**SIZES)]))
+    make = maker(recipe(four))
+    assert make is not None
+    assert state_bytes(make()) == state_bytes(four)
+    five = portfolio(0.9, PortfolioSampler(experts=[UniformSampler(**SIZES), UniformSampler(**SIZES)]))
+    assert recipe(five) == {"sampler": "PortfolioSampler", "rebuildable": False}
+
+
+class OwnGuard(Guard):
+    """A user's own."""
+
+
+def test_a_defence_that_the_library_can_not_build() -> None:
+    assert recipe(portfolio(guard=OwnGuard())) == {"sampler": "PortfolioSampler", "rebuildable": False}
+
+
 def hostile(**settings: Any) -> dict[str, Any]:
     given = {f"setting.{name}": value for name, value in settings.items()}
     return {"sampler": "PortfolioSampler", "rebuildable": True, **given}
@@ -144,11 +162,61 @@ def hostile(**settings: Any) -> dict[str, Any]:
         ({"guard": "object 3"}, "a setting must be readable"),
         ({"guard": 'object ["system", {}]'}, "of a kind that this version knows, got 'system'"),
         ({"guard": "object [7, {}]"}, "of a kind that this version knows, got 7"),
+        ({"guard": 'object ["Cohort", {"clients": [9]}]'}, "of a kind that this version knows, got 'Cohort'"),
+        ({"guard": 'object ["Guard", {"fence": 1' + "0" * 400 + "}]"}, "a setting must be readable"),
+        (
+            {f"experts.{place}": "UniformSampler" for place in range(MOST_EXPERTS + 1)},
+            f"experts must be at most {MOST_EXPERTS} all told, got {MOST_EXPERTS + 1}",
+        ),
+        (
+            {
+                "experts.0": "PortfolioSampler",
+                **{f"experts.0.experts.{place}": "UniformSampler" for place in range(MOST_EXPERTS)},
+            },
+            f"experts must be at most {MOST_EXPERTS} all told, got {MOST_EXPERTS + 1}",
+        ),
     ],
 )
 def test_a_recipe_that_nobody_wrote(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(LedgerError, match=message):
         maker(hostile(**settings))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("DoublingOSMDSampler", {"restart": np.zeros(2)}),
+        ("UniformSampler", {"design": np.zeros((2, 2))}),
+        ("KVibSampler", {"num_rounds": 3, "design": np.zeros(2)}),
+        ("AdaptiveOSMDSampler", {"num_rounds": 10**400}),
+        ("AdaptiveOSMDSampler", {"num_rounds": [1]}),
+        ("UniformSampler", {"guard": {"fence": 1}}),
+        ("UniformSampler", {"self": 1}),
+    ],
+)
+def test_settings_that_build_nothing(kind: str, settings: dict[str, Any]) -> None:
+    make = maker({**hostile(**SIZES, **settings), "sampler": kind})
+    assert make is not None
+    with pytest.raises(LedgerError, match="the settings of the run must build its sampler, got "):
+        make()
+
+
+def test_a_recipe_that_needs_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is not to blame, and a larger machine may do."""
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    make = maker({**hostile(**SIZES), "sampler": "UniformSampler"})
+    assert make is not None
+    monkeypatch.setattr(UniformSampler, "__init__", no_room)
+    with pytest.raises(MemoryError):
+        make()
+
+
+@pytest.mark.parametrize("rebuildable", [np.ones(2), np.zeros(0), "yes", 1, None])
+def test_only_true_is_rebuildable(rebuildable: Any) -> None:
+    assert maker({**hostile(), "rebuildable": rebuildable}) is None
 
 
 @pytest.mark.parametrize("experts", [7, "UniformSampler", None, np.zeros(2)])

@@ -7,8 +7,8 @@ A setting is an entry ``setting.<name>``. Where it is a list of samplers, as a p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,28 +19,43 @@ from sortition.core.protocols import Sampler
 from sortition.ledger.replay import MakeSampler, within
 from sortition.ledger.settings import DEEPEST
 from sortition.samplers.base import BaseSampler
+from sortition.samplers.guard import Guard
+from sortition.samplers.privacy import NormPrivacy
+
+MOST_EXPERTS = 1000
+"""How many samplers may lie within one, all told: building many takes long."""
+_DEFENCES: Mapping[str, type[Guard | NormPrivacy]] = {"Guard": Guard, "NormPrivacy": NormPrivacy}
 
 
 def recipe(sampler: Sampler) -> dict[str, Any]:
     """The sampler's kind and, for one of the library's, the settings that it was built with."""
     kind = type(sampler).__name__
     try:
-        settings = {f"setting.{name}": value for name, value in _settings(sampler, DEEPEST).items()}
-    except (TypeError, ValueError):  # not the library's, or built with something that is no plain value
+        settings = _settings(sampler, DEEPEST)
+        _check_experts(settings)
+    except (TypeError, ValueError, LedgerError):  # not the library's, too large, or of no plain values
         return {"sampler": kind, "rebuildable": False}
-    return {"sampler": kind, "rebuildable": True, **settings}
+    return {
+        "sampler": kind,
+        "rebuildable": True,
+        **{f"setting.{name}": value for name, value in settings.items()},
+    }
 
 
 def maker(values: Mapping[str, Any]) -> MakeSampler | None:
     """Builds the sampler of a recipe; None where only the program that made it can."""
-    if not values.get("rebuildable"):
+    if values.get("rebuildable") is not True:
         return None
-    parts = _parts(values.get("sampler"), within(values, "setting."), DEEPEST)
+    settings = within(values, "setting.")
+    _check_experts(settings)
+    parts = _parts(values.get("sampler"), settings, DEEPEST)
 
     def make() -> Sampler:
         try:
             return parts.build()
-        except (SortitionError, TypeError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # nobody knows what settings that nobody wrote may do
             raise LedgerError(f"the settings of the run must build its sampler, got {error}") from error
 
     return make
@@ -81,6 +96,13 @@ def _settings(sampler: Any, levels: int) -> dict[str, Any]:
     return found
 
 
+def _check_experts(names: Iterable[str]) -> None:
+    """A LedgerError for too many; ``experts.0`` and ``experts.0.experts.1`` are kinds, of one expert each."""
+    experts = sum(name.count(".") % 2 for name in names)
+    if experts > MOST_EXPERTS:
+        raise LedgerError(f"experts must be at most {MOST_EXPERTS} all told, got {experts}")
+
+
 def _parts(kind: Any, settings: Mapping[str, Any], levels: int) -> _Parts:
     """A recipe as it was read: nothing of it is believed."""
     found = getattr(sortition, kind, None) if isinstance(kind, str) else None
@@ -108,9 +130,10 @@ def _members(name: str, members: Mapping[str, dict[str, Any]], levels: int) -> l
 
 
 def _plain(value: Any) -> Any:
-    """A setting as a plain value; defences and the like are dataclasses of numbers."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return "object " + json.dumps([type(value).__name__, asdict(value)])
+    """A setting as a plain value; defences are dataclasses of numbers."""
+    for name, kind in _DEFENCES.items():
+        if type(value) is kind:
+            return "object " + json.dumps([name, asdict(value)])
     if value is None or isinstance(value, (bool, int, float, str, np.generic)):
         return value
     return np.asarray(value, dtype=np.float64)
@@ -121,11 +144,11 @@ def _rich(value: Any) -> Any:
         return value
     try:
         name, fields = json.loads(value.removeprefix("object "))
-        kind = getattr(sortition, name, None) if isinstance(name, str) else None
-        if not (isinstance(kind, type) and is_dataclass(kind)):
+        kind = _DEFENCES.get(name) if isinstance(name, str) else None
+        if kind is None:
             raise LedgerError(f"a setting must be of a kind that this version knows, got {name!r}")
         return kind(**fields)
     except LedgerError:
         raise
-    except (SortitionError, TypeError, ValueError, RecursionError) as error:
+    except (SortitionError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise LedgerError(f"a setting must be readable, got {value[:80]!r} ({error})") from None
