@@ -31,10 +31,10 @@ def test_every_kind_of_value_that_sqlite_stores(path: Path, monkeypatch: pytest.
 
 
 def salvaged_rows(path: Path) -> list[tuple[object, ...]]:
-    connection, last = salvaged(path)
-    rows = connection.execute("SELECT * FROM events ORDER BY number").fetchall()
-    connection.close()
-    assert last >= len(rows) - 1
+    found = salvaged(path, None)
+    rows = found.connection.execute("SELECT * FROM events ORDER BY number").fetchall()
+    found.connection.close()
+    assert found.last == len(rows) - 1 <= found.there
     return rows
 
 

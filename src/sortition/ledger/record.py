@@ -22,7 +22,6 @@ from sortition.ledger.recipe import maker
 from sortition.ledger.replay import MakeSampler, rebuild, within
 from sortition.ledger.settings import all_experts
 from sortition.ledger.store import Event, Store
-from sortition.ledger.trouble import what_is_left_out
 
 OnRow: TypeAlias = Callable[[int, int], None]
 
@@ -56,7 +55,7 @@ class RunRecord:
 
     def __init__(self, path: Path, good: bool = False, on_row: OnRow | None = None) -> None:
         known = witness(side_directory(path) / LOCK)
-        self._store = store = GoodStore(path) if good else Store(path, write=False)
+        self._store = store = GoodStore(path, known) if good else Store(path, write=False)
         self.path = path
         self.missing = 0
         """Rows that were left out because they, or one before them, are damaged or lost; as far as known."""
@@ -66,8 +65,7 @@ class RunRecord:
             self._store.on_row = told(on_row, self._store)
         try:
             if isinstance(store, GoodStore):
-                self.missing = max(store.there, -1 if known is None else known[0]) - store.last
-                self.left_out = what_is_left_out(self.rows, self.missing, store.damaged, known is not None)
+                self.missing, self.left_out = store.missing, store.left_out
             else:
                 self._store.check_witness(known)
             first = self._store.event(0)

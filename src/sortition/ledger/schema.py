@@ -13,6 +13,7 @@ from sortition.ledger.trouble import has_wal, what_is_left
 APPLICATION_ID = 0x534F5254  # "SORT"
 SCHEMA_VERSION = 1
 _HEADER = struct.Struct(">16s44xi4xi28x")  # SQLite's first 100 bytes: magic, user_version, application_id
+_PAGE_SIZES = tuple(2**power for power in range(9, 17))
 
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
@@ -38,8 +39,13 @@ def check_header(path: Path) -> None:
 def cut_short(path: Path) -> str | None:
     """In words, that the end of the run at ``path`` is missing; a LedgerError if it is no run that we know.
 
-    A database that has something in its WAL is not judged: the rest of it may be there.
+    A database that has something in its WAL is not judged: the rest of it may be there. A writer may have
+    begun or ended between the question for the WAL and the look at the file, so that both are asked twice.
     """
+    return _looks_cut(path) and _looks_cut(path)
+
+
+def _looks_cut(path: Path) -> str | None:
     try:
         if stat.S_ISFIFO(path.stat().st_mode):  # to open one is to wait for whoever writes to it
             raise LedgerError(f"{path} must be a run of sortition, got a pipe")
@@ -57,18 +63,21 @@ def cut_short(path: Path) -> str | None:
     if version != SCHEMA_VERSION:
         known = f"this version of sortition knows schema {SCHEMA_VERSION}"
         raise LedgerError(f"{path} must be of a schema that can be read ({known}), got schema {version}")
-    page, least = page_size_of(start), _pages_of(start)
+    page, least = page_size_of(path, start), _pages_of(start)
     if unfinished or (size % page == 0 and size >= least * page):
         return None
-    return f"{path} must have {least} whole pages of {page} bytes, got {size} bytes: its end is missing"
+    found = f"{path} must have {least} whole pages of {page} bytes, got {size} bytes"
+    if least > 1 and any(size == least * other for other in _PAGE_SIZES):
+        return f"{found}, as many pages of {size // least} bytes: the page size in its header has changed"
+    return f"{found}: its end is missing"
 
 
-def page_size_of(start: bytes) -> int:
-    """The bytes of a page, by the header of a database; a LedgerError where that can't be."""
+def page_size_of(path: Path, start: bytes) -> int:
+    """The bytes of a page, by the header of the database at ``path``; a LedgerError where that can't be."""
     size = int.from_bytes(start[16:18], "big")
     size = 65536 if size == 1 else size
-    if size < 512 or size & (size - 1):
-        raise LedgerError(f"the page size of a database must be a power of two from 512 on, got {size}")
+    if size not in _PAGE_SIZES:
+        raise LedgerError(f"the page size of {path} must be a power of two from 512 on, got {size}")
     return size
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
@@ -53,16 +54,19 @@ def is_damage(error: BaseException | None) -> bool:
     return not code.startswith(_OF_THE_PLACE)
 
 
-def what_is_left_out(rows: int, missing: int, damage: str | None, witnessed: bool) -> str | None:
+def what_is_left_out(
+    rows: int, missing: int, damage: str | None, witnessed: bool, doubts: Sequence[str]
+) -> str | None:
     """What ``--good`` has not taken, as far as it is known; None where nothing was wrong."""
-    if not missing and damage is None:
+    if not missing and damage is None and not doubts:
         return None
     known = "" if witnessed else "; without its lock file it is not known whether there were more"
-    good = f"{counted(rows, 'row')} before the damage, all good; {counted(missing, 'row')} left out"
     if missing:
-        return f"{good}{known if damage is not None else ''}"
+        left_out = f"{'' if witnessed else 'at least '}{counted(missing, 'row')} left out{known}"
+        return "; ".join([f"{counted(rows, 'row')} before the damage, all good", left_out, *doubts])
     there = "that were committed" if witnessed else "that can be found"
-    return f"nothing is left out, all {counted(rows, 'row')} {there} are good{known}; but {damage}"
+    wrong = "; ".join([*([] if damage is None else [damage]), *doubts])
+    return f"nothing is left out, all {counted(rows, 'row')} {there} are good{known}; but {wrong}"
 
 
 def counted(number: int, what: str) -> str:
