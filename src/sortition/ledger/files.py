@@ -7,6 +7,7 @@ of each name are kept, so that there is one to fall back on.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import suppress
 from hashlib import blake2b
@@ -105,7 +106,8 @@ class SealedFiles:
     def read(self, name: str, number: int) -> dict[str, Any]:
         """What was written, or a LedgerError; FileNotFoundError if there is no such file."""
         file = self._file(name, number)
-        data = memoryview(file.read_bytes())
+        with open(file, "rb", opener=plain_file) as opened:
+            data = memoryview(opened.read())
         start = len(MAGIC) + RUN_BYTES
         magic, body = bytes(data[: len(MAGIC)]), data[:-DIGEST_BYTES]
         digest = blake2b(file.name.encode(), digest_size=DIGEST_BYTES)
@@ -128,6 +130,15 @@ class SealedFiles:
         return self.directory / f"{name}-{number:09d}"
 
 
+def plain_file(path: str | Path, flags: int) -> int:
+    """Opens a file that is one: to open a pipe would be to wait for whoever writes to it."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise LedgerError(f"{path} must be a plain file, got another kind of file")
+    return descriptor
+
+
 def _private(path: str, flags: int) -> int:
     """Opens a file that is its owner's alone: norms and keys are not for everybody."""
     return os.open(path, flags, 0o600)
@@ -135,7 +146,7 @@ def _private(path: str, flags: int) -> int:
 
 def sync(path: Path) -> None:
     """Make durable what a file holds, whoever wrote it, or which names a directory has."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe can't be synced, nor waited for
     try:
         os.fsync(descriptor)
     finally:

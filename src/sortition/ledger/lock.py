@@ -10,16 +10,19 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import threading
 import weakref
 import zlib
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
+from sortition.ledger.files import plain_file
 from sortition.ledger.places import Places
 
 LOCK = "lock"
 """The name of the lock file, in the side directory of a run."""
-_WITNESS = re.compile(rb"row (\d+) ([0-9a-f]{32}) check ([0-9a-f]{8})\n")
+_LONGEST_WITNESS = 128
+_WITNESS = re.compile(rb"row (\d{1,18}) ([0-9a-f]{32}) check ([0-9a-f]{8})\n")
 
 
 class WriterLock:
@@ -30,19 +33,14 @@ class WriterLock:
 
     def __init__(self, file: Path, run: Path) -> None:
         self._run = run
-        try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise LedgerError(f"{run} must be writable, got {error}") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise LedgerError(f"{run} must have one writer, but {_who_holds(run)}") from None
-        self._hold = _Hold(descriptor)
+        self._hold = _Hold(file, run)
         weakref.finalize(self, self._hold.release).atexit = False  # the end of the process does it as well
         self._places = Places(run, (file,))
-        _held.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Not once it was released; also where a ``__del__`` has a run that Python found dropped."""
+        return self._hold.descriptor >= 0
 
     def check_process(self) -> None:
         """A forked child has the run in memory too, but it is not the writer."""
@@ -65,41 +63,46 @@ class WriterLock:
         """Let the next one write."""
         self._hold.release()
 
-    def close_in_a_fork(self) -> None:
-        """Let go of this process's hold; the lock stays while another one has the descriptor too."""
-        self._hold.close()
-
-    def is_held_for(self, run: Path) -> bool:
-        """Whether this process holds the lock of that run with it."""
-        return self._run == run and self._hold.descriptor >= 0
-
 
 class _Hold:
     """The open lock file; what is left to do when its ``WriterLock`` is dropped."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, file: Path, run: Path) -> None:
+        self.run = run
         self.process = os.getpid()
+        with _no_fork:
+            try:
+                self.descriptor = plain_file(file, os.O_RDWR | os.O_CREAT)
+            except OSError as error:
+                raise LedgerError(f"{run} must be writable, got {error}") from None
+            _held.add(self)  # before it is locked: whoever forks from now on closes it
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise LedgerError(f"{run} must have one writer, but {_who_holds(run)}") from None
 
     def release(self) -> None:
-        """Unlock, if this process may; once closed, there is nothing to do."""
+        """Unlock, if this process may (C code can fork unnoticed); once closed, there is nothing to do."""
         if self.descriptor >= 0 and os.getpid() == self.process:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         self.close()
 
     def close(self) -> None:
-        """Close the file; the number may be another file's afterwards, so that it is forgotten."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor = -1
+        """Close the file; the number may be another file's afterwards, so that it is forgotten first."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
-_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+_held: weakref.WeakSet[_Hold] = weakref.WeakSet()
+_no_fork = threading.RLock()
+"""Held while a lock file is open and ``_held`` does not know of it."""
 
 
 def _who_holds(run: Path) -> str:
     """Why the lock of a run can't be had, and what to do."""
-    if any(lock.is_held_for(run) for lock in tuple(_held)):
+    if any(hold.run == run and hold.descriptor >= 0 for hold in tuple(_held)):
         return (
             "this process has it open for writing already: call close() on that run first, or open it in a "
             "with block, which does"
@@ -109,18 +112,22 @@ def _who_holds(run: Path) -> str:
 
 def _close_in_a_fork() -> None:
     """Else a worker that outlives a killed writer would keep the lock for it."""
-    for lock in tuple(_held):
-        lock.close_in_a_fork()
+    _no_fork.release()
+    for hold in tuple(_held):
+        hold.close()
 
 
-os.register_at_fork(after_in_child=_close_in_a_fork)
+os.register_at_fork(
+    before=_no_fork.acquire, after_in_parent=_no_fork.release, after_in_child=_close_in_a_fork
+)
 
 
 def witness(file: Path) -> tuple[int, bytes] | None:
     """The number and checksum that the witness knows of; None where it knows nothing."""
     try:
-        found = _WITNESS.match(file.read_bytes())
-    except OSError:
+        with open(file, "rb", opener=plain_file) as opened:
+            found = _WITNESS.match(opened.read(_LONGEST_WITNESS))
+    except (OSError, LedgerError):
         return None
     if found is None or zlib.crc32(found[0].partition(b" check")[0]) != int(found[3], 16):
         return None

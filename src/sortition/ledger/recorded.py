@@ -177,14 +177,19 @@ class RecordedSampler(SamplerView):
             return self._attachments.read(round_index, name)
 
     def close(self) -> None:
-        """Take a snapshot, unless there is one already, and let the next one write; also if it raises."""
+        """Take a snapshot, unless there is one already, and let the next one write; also if it raises.
+
+        A run that was dropped before has let go already: it takes none.
+        """
         with self._mutex:
             if self._closed:
                 return
             try:
-                self._check_hold(closing=True)
-                if self._standing is not None and self._snapshot_at < self._store.last:
-                    self._snapshot(self._standing)
+                self._lock.check_process()
+                if self._lock.is_held:
+                    self._check_places(closing=True)
+                    if self._standing is not None and self._snapshot_at < self._store.last:
+                        self._snapshot(self._standing)
             finally:
                 self._abandon()
 
@@ -208,11 +213,15 @@ class RecordedSampler(SamplerView):
     def _check_open(self) -> None:
         if self._closed:
             raise LedgerError(f"{self._store.path} must be open, but this run was closed")
-        self._check_hold()
-
-    def _check_hold(self, *, closing: bool = False) -> None:
-        """A fork is not the writer, nor is one whose files are elsewhere by now."""
         self._lock.check_process()
+        if not self._lock.is_held:
+            raise LedgerError(
+                f"{self._store.path} must be open, but this run was dropped, and its lock with it"
+            )
+        self._check_places()
+
+    def _check_places(self, *, closing: bool = False) -> None:
+        """Whoever has files that are elsewhere by now is not the writer."""
         self._lock.check_place(closing=closing)
         self._store.check_place(closing=closing)
 
