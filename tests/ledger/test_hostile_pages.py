@@ -61,7 +61,7 @@ def leaf(*cells: bytes, copies: int = 1) -> bytes:
 
 
 def sealed(number: int, previous: bytes, text: bytes = b"x") -> Row:
-    row = (number, "drawn", number, 1.5, text)
+    row = (number, "drawn", number % 1000, 1.5, text)
     return (*row, checksum(previous, *row))
 
 
@@ -156,7 +156,8 @@ def test_a_number_that_has_changed_is_not_counted(path: Path, header: bytes) -> 
     contents = cells(rows)
     contents[7] = cell(150, record(rows[7]))
     contents[9] = cell(2**40, record(rows[9]))
-    path.write_bytes(header + leaf(*contents[:10]) + leaf(*contents[10:]) + bytes(PAGE))
+    far = chain(2, b"far", 10**6)  # more rows than a file of this size can hold
+    path.write_bytes(header + leaf(*contents[:10]) + leaf(*contents[10:]) + leaf(*cells(far)))
     assert rows_in(path) == (rows[:7], 19, False)
 
 
@@ -215,7 +216,7 @@ def test_a_small_file_does_not_take_long(path: Path, header: bytes, kind: str) -
             pages = Pages(path, file)
             places = list(pages.cells())
             rows = list(map(pages.row, (place for _, place in places)))
-            assert file.total < 16 * size
+            assert file.total < (16 if kind in ("shared", "overlapping") else 1.1) * size
             assert sum(len(row[4]) for row in rows if row) < 12 * size
         assert rows_in(path)[0] == []
         assert tracemalloc.get_traced_memory()[1] < 16 * size
@@ -229,4 +230,6 @@ def test_a_row_of_another_length_than_its_header_says(path: Path, header: bytes,
     contents = cells(rows)
     contents[1] = varint(len(record(rows[1])) + change) + contents[1][1:]
     path.write_bytes(header + leaf(*contents))
+    with open(path, "rb") as file:
+        assert [number for number, _ in Pages(path, file).cells()] == [0, 2]
     assert rows_in(path)[0] == rows[:1]

@@ -34,10 +34,41 @@ def cohort_values(cohort: Cohort) -> dict[str, Any]:
 def cohort_of(round_index: int, values: Mapping[str, Any]) -> Cohort:
     """The cohort of a row, as it was drawn."""
     try:
-        parts = {name: values[name] for name in _PARTS}
-        return Cohort(round_index, values["cohort_size"], **parts, ticket=values["ticket"])
-    except (KeyError, TypeError, ValueError, CohortError) as error:
+        parts = {name: column_of(values, name) for name in _PARTS}
+        size, ticket = whole_of(values, "cohort_size"), whole_of(values, "ticket")
+        return Cohort(round_index, size, **parts, ticket=ticket)
+    except (LedgerError, CohortError) as error:
         raise LedgerError(f"the row of round {round_index} must hold a cohort, got {error}") from None
+
+
+def column_of(values: Mapping[str, Any], name: str) -> Any:
+    """A list of numbers that a row has by that name; a LedgerError if that is something else, or missing."""
+    found = values.get(name)
+    if not isinstance(found, np.ndarray) or found.ndim != 1:
+        raise LedgerError(f"{name} must be a list of numbers, got {_in_short(found)}")
+    return found
+
+
+def ids_of(values: Mapping[str, Any], name: str) -> IntArray:
+    """The clients that a row has by that name."""
+    found: IntArray = column_of(values, name)
+    if found.dtype.kind not in "iu":
+        raise LedgerError(f"{name} must be whole numbers, got {_in_short(found)}")
+    return found
+
+
+def whole_of(values: Mapping[str, Any], name: str) -> int:
+    """The whole number that a row has by that name."""
+    found = values.get(name)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise LedgerError(f"{name} must be a whole number, got {_in_short(found)}")
+    return found
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} of shape {value.shape}"
+    return repr(value)[:80]
 
 
 def available_values(available: ArrayLike | None) -> dict[str, Any]:
@@ -55,9 +86,11 @@ def available_values(available: ArrayLike | None) -> dict[str, Any]:
 def available_of(values: Mapping[str, Any]) -> IntArray | None:
     """The ids that ``available_values`` stood for, ascending; None for everybody."""
     if "available_bits" in values:
-        return np.flatnonzero(np.unpackbits(values["available_bits"]))
-    found: IntArray | None = values.get("available")
-    return found
+        bits = column_of(values, "available_bits")
+        if bits.dtype != np.uint8:
+            raise LedgerError(f"available_bits must be bytes, got {_in_short(bits)}")
+        return np.flatnonzero(np.unpackbits(bits))
+    return ids_of(values, "available") if "available" in values else None
 
 
 def same_cohort(one: Cohort, other: Cohort) -> bool:

@@ -69,6 +69,8 @@ def unpack(data: bytes | memoryview) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for name, kind, value in header:
             if kind == "plain":
+                if not (value is None or isinstance(value, (bool, int, str))):
+                    raise ValueError(f"a plain value that is a {type(value).__name__}")
                 values[str(name)] = value
             elif kind == "float":
                 values[str(name)] = float.fromhex(value)

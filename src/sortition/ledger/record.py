@@ -14,7 +14,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
-from sortition.ledger.codec import available_of, cohort_of
+from sortition.ledger.codec import available_of, cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import SealedFiles, run_file, side_directory
 from sortition.ledger.good import GoodStore
 from sortition.ledger.lock import LOCK, witness
@@ -95,20 +95,27 @@ class RunRecord:
     @property
     def founders(self) -> int | None:
         """The clients that there were until the run began, where the sampler's state says so."""
-        found = self._start.get("state.config.num_clients")
-        joined = self._start.get("state.weights.joined_masses", ())
-        return found + len(joined) if isinstance(found, int) else None
+        found, joined = self._start.get("state.config.num_clients"), "state.weights.joined_masses"
+        if not isinstance(found, int):
+            return None
+        return found + (len(column_of(self._start, joined)) if joined in self._start else 0)
 
     @property
     def gone(self) -> IntArray:
         """Those of them that had left by then."""
-        found = self._start.get("state.weights.left_clients", ())
-        return np.asarray(found, dtype=np.int64)
+        left = "state.weights.left_clients"
+        return ids_of(self._start, left) if left in self._start else np.zeros(0, dtype=np.int64)
 
     @property
     def config(self) -> dict[str, Any]:
         """The settings that the sampler's state belongs to, in words; empty where it does not say."""
         return within(self._first, "state.config.")
+
+    @property
+    def cohort_size(self) -> int | None:
+        """How many are drawn for a cohort, where the state says so."""
+        found = self.config.get("cohort_size")
+        return found if isinstance(found, int) else None
 
     @property
     def seed(self) -> int | None:
@@ -163,14 +170,15 @@ class RunRecord:
 
     def memberships(self) -> Iterator[Membership]:
         """Every time that clients joined or left."""
-        next_round = int(self._start.get("state.round_index", 0))
+        at_start = "state.round_index"
+        next_round = whole_of(self._start, at_start) if at_start in self._start else 0
         for event in self._store.events():
             if event.kind == "drawn":
                 next_round = event.round_index + 1
             elif event.kind == "joined":
-                yield Membership(next_round, event.time, event.values()["ids"], None)
+                yield Membership(next_round, event.time, ids_of(event.values(), "ids"), None)
             elif event.kind == "left":
-                yield Membership(next_round, event.time, None, event.values()["clients"])
+                yield Membership(next_round, event.time, None, ids_of(event.values(), "clients"))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -200,8 +208,8 @@ class RunRecord:
 
 
 def _norms(observed: Event, cohort: Cohort) -> FloatArray:
-    norms: FloatArray | None = observed.values().get("norms")
-    if observed.kind != "observed" or norms is None or len(norms) != len(cohort):
+    norms: FloatArray = column_of(observed.values(), "norms")
+    if observed.kind != "observed" or len(norms) != len(cohort):
         raise LedgerError(
             f"row {observed.number} must hold the feedback of round {cohort.round_index}, got another"
         )

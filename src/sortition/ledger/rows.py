@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from sortition.core.errors import LedgerError
 from sortition.ledger.encoding import unpack
 
 CHECKSUM_BYTES = 16
@@ -28,8 +30,11 @@ class Event:
     checksum: bytes
 
     def values(self) -> dict[str, Any]:
-        """What the payload holds."""
-        return unpack(self.payload)
+        """What the payload holds; of the first row also, that it says which run it begins."""
+        values = unpack(self.payload)
+        if self.number == 0 and not _is_hexadecimal(values.get("run_id")):
+            raise LedgerError(f"run_id of row 0 must be hexadecimal digits, got {values.get('run_id')!r:.80}")
+        return values
 
 
 def checksum(previous: bytes, number: int, kind: str, round_index: int, at: float, payload: bytes) -> bytes:
@@ -39,6 +44,10 @@ def checksum(previous: bytes, number: int, kind: str, round_index: int, at: floa
     digest.update(kind.encode() + b"\0")
     digest.update(payload)
     return digest.digest()
+
+
+def _is_hexadecimal(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("([0-9a-f]{2})+", value) is not None
 
 
 def looks_like_one(row: Sequence[Any]) -> bool:

@@ -124,7 +124,7 @@ def summarise(record: RunRecord) -> RunSummary:
                     clients[client].left = True
     return RunSummary(
         sampler=record.sampler,
-        cohort_size=record.config.get("cohort_size"),
+        cohort_size=record.cohort_size,
         seed=record.seed,
         settings=settings_in_words(record.config),
         experts=tuple((place, expert_in_words(kind, config)) for place, kind, config in record.experts),

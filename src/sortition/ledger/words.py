@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 
 from sortition.ledger.settings import fields_of
@@ -15,12 +16,15 @@ _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def moment(seconds: float) -> str:
-    """A time to the second.
+    """A time to the second; a record may say one that no calendar has.
 
-    >>> moment(0.0)
-    '1970-01-01 00:00:00 UTC'
+    >>> moment(0.0), moment(1e300)
+    ('1970-01-01 00:00:00 UTC', 'unknown')
     """
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return "unknown"
 
 
 def duration(seconds: float) -> str:
@@ -29,6 +33,8 @@ def duration(seconds: float) -> str:
     >>> duration(93784.0)
     '1 d 2 h'
     """
+    if not isfinite(seconds):
+        return "unknown"
     left, parts = max(0, round(seconds)), []
     for unit, size in _UNITS:
         if left >= size:
@@ -45,7 +51,7 @@ def settings_in_words(config: Mapping[str, Any]) -> str:
     """
     words = []
     for name, value in config.items():
-        if name == "guard" and value != "none":
+        if name == "guard" and isinstance(value, str) and value != "none":
             usual = fields_of(Guard())
             own = [
                 f"{field}={set_to}"
