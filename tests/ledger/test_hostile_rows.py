@@ -21,7 +21,7 @@ from sortition.ledger.rows import checksum
 from sortition.ledger.summary import summarise
 from tests.ledger.helpers import make, recorded, rows_of
 
-GONE = object()
+GONE = ...
 
 
 def resealed(path: Path, change: Callable[[list[list[Any]]], None]) -> None:

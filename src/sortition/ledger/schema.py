@@ -8,12 +8,15 @@ import struct
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
-from sortition.ledger.trouble import has_wal, what_is_left
+from sortition.ledger.trouble import has_wal, wal_of, what_is_left
+from sortition.ledger.wal import Committed, committed
 
 APPLICATION_ID = 0x534F5254  # "SORT"
 SCHEMA_VERSION = 1
 _HEADER = struct.Struct(">16s44xi4xi28x")  # SQLite's first 100 bytes: magic, user_version, application_id
 _PAGE_SIZES = tuple(2**power for power in range(9, 17))
+_LOCK_BYTE = 2**30
+"""SQLite leaves out the page that this byte is in."""
 
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
@@ -39,8 +42,8 @@ def check_header(path: Path) -> None:
 def cut_short(path: Path) -> str | None:
     """In words, that the end of the run at ``path`` is missing; a LedgerError if it is no run that we know.
 
-    A database that has something in its WAL is not judged: the rest of it may be there. A writer may have
-    begun or ended between the question for the WAL and the look at the file, so that both are asked twice.
+    What is in its WAL is part of it: a checkpoint that was interrupted may leave a file that is too short. A
+    writer may begin or end between the looks at the two, so that a file that seems cut is looked at again.
     """
     return _looks_cut(path) and _looks_cut(path)
 
@@ -49,7 +52,7 @@ def _looks_cut(path: Path) -> str | None:
     try:
         if stat.S_ISFIFO(path.stat().st_mode):  # to open one is to wait for whoever writes to it
             raise LedgerError(f"{path} must be a run of sortition, got a pipe")
-        unfinished = has_wal(path)
+        wal = committed(wal_of(path)) if has_wal(path) else Committed()  # before the file is measured
         with open(path, "rb") as file:
             start = file.read(_HEADER.size)
             size = os.fstat(file.fileno()).st_size
@@ -64,12 +67,30 @@ def _looks_cut(path: Path) -> str | None:
         known = f"this version of sortition knows schema {SCHEMA_VERSION}"
         raise LedgerError(f"{path} must be of a schema that can be read ({known}), got schema {version}")
     page, least = page_size_of(path, start), _pages_of(start)
-    if unfinished or (size % page == 0 and size >= least * page):
+    if wal is None or wal.pages:
+        return None if wal is None or wal.page_size != page else _lost_beside_wal(path, size, wal)
+    if size % page == 0 and size >= least * page:
         return None
     found = f"{path} must have {least} whole pages of {page} bytes, got {size} bytes"
     if least > 1 and any(size == least * other for other in _PAGE_SIZES):
         return f"{found}, as many pages of {size // least} bytes: the page size in its header has changed"
     return f"{found}: its end is missing"
+
+
+def _lost_beside_wal(path: Path, size: int, wal: Committed) -> str | None:
+    """In words, that pages are neither in the file nor in its WAL.
+
+    The file must be measured after its WAL was read: who begins a WAL anew has put the old one into it.
+    """
+    whole, never_used = size // wal.page_size, _LOCK_BYTE // wal.page_size + 1
+    beyond = range(whole + 1, wal.pages + 1)
+    lost = next((number for number in beyond if number not in wal.held and number != never_used), None)
+    if lost is None:
+        return None
+    return (
+        f"{path} must have {wal.pages} pages of {wal.page_size} bytes, but for those in {wal_of(path).name}, "
+        f"got {size} bytes, and page {lost} in neither: its end is missing"
+    )
 
 
 def page_size_of(path: Path, start: bytes) -> int:
