@@ -71,7 +71,7 @@ def test_a_count_of_an_older_state_says_nothing(run: Path) -> None:
         read_run(run)
 
 
-def test_a_file_beside_its_wal_is_not_judged(path: Path, tmp_path: Path) -> None:
+def test_a_short_file_beside_a_wal_with_the_rest(path: Path, tmp_path: Path) -> None:
     """A checkpoint that a crash interrupted may leave a file that is too short; the WAL has the rest."""
     run = open_run(path, make)
     play(run, 30)

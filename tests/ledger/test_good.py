@@ -17,7 +17,7 @@ from sortition.ledger import open_run, read_run, salvage, schema
 from sortition.ledger.good import GoodStore
 from sortition.ledger.pages import Pages
 from sortition.ledger.trouble import has_wal
-from tests.ledger.helpers import PAGE, make, play, recorded
+from tests.ledger.helpers import PAGE, crash, make, play, recorded
 
 
 def test_a_run_that_is_written_meanwhile_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,3 +154,25 @@ def test_a_writer_between_two_looks(path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(schema, "has_wal", has_wal)
     path.write_bytes(data[:-PAGE])
     assert schema.cut_short(path) is not None
+
+
+def test_no_room_to_put_the_wal_into_the_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the rows in it would be left out without a word."""
+    run = open_run(path, make)
+    play(run, 20)
+    copy = path.with_name("copy")
+    shutil.copytree(path.parent, copy, ignore=shutil.ignore_patterns("copy", "*-shm"))
+    crash(run)
+    connect = sqlite3.connect
+
+    class Full(sqlite3.Connection):
+        def execute(self, sql: str, /, *rest: Any) -> sqlite3.Cursor:
+            if "wal_checkpoint" in sql:
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorname = "SQLITE_FULL"
+                raise error
+            return super().execute(sql, *rest)
+
+    monkeypatch.setattr(sqlite3, "connect", lambda *names, **how: connect(*names, **how, factory=Full))
+    with pytest.raises(LedgerError, match=r"must have room for a copy of .*got database or disk is full"):
+        salvage.salvaged(copy / "run.db", None)
