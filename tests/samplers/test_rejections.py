@@ -373,6 +373,8 @@ def test_states_of_the_wrong_kind_or_version(name: str) -> None:
         ({"kind": "LotterySampler"}, f"state must be of kind {kind}, got 'LotterySampler'"),
         ({"version": 99}, f"state must have version {STATE_VERSION}, got 99"),
         ({"version": None}, f"state must have version {STATE_VERSION}, got None"),
+        ({"kind": np.zeros(2)}, "state must hold one value called 'kind', got an array of shape"),
+        ({"config.design": np.zeros(2)}, "state must hold one value called 'config.design', got an array"),
     ):
         wrong = {**state, **change}
         assert_refused(sampler, lambda wrong=wrong: sampler.load_state_dict(wrong), StateError, complaint)

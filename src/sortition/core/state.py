@@ -33,7 +33,11 @@ def count(state: Mapping[str, Any], name: str) -> int:
 def text(state: Mapping[str, Any], name: str) -> Any:
     """A string or number out of a state, or None; as it was put in, or as ``np.load`` gives it."""
     value = state.get(name)
-    return value.item() if isinstance(value, np.ndarray) and value.shape == () else value
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.shape != ():
+        raise StateError(f"state must hold one value called {name!r}, got an array of shape {value.shape}")
+    return value.item()
 
 
 def array(state: Mapping[str, Any], name: str, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:

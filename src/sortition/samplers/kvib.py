@@ -22,7 +22,7 @@ from sortition.samplers.state import Config
 
 def require_independent(sampler: str, common: Common) -> None:
     """Set the design of a sampler that has no other; say so where another one was asked for."""
-    design = common.setdefault("design", "independent")
+    design: object = common.setdefault("design", "independent")
     if not isinstance(design, str) or design != "independent":
         raise ConfigurationError(
             f"design must be 'independent' for {sampler}, which is defined for independent draws alone, "
