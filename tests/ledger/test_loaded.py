@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sortition import ConfigurationError, Guard, OSMDSampler, StateError
+from sortition import AvareSampler, ConfigurationError, Guard, OSMDSampler, StateError
 from sortition.cli.commands import app
 from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.codec import same_cohort
 from sortition.ledger.export import export_csv
-from sortition.ledger.summary import summarise
+from sortition.ledger.summary import figures, summarise
 from tests.ledger.helpers import CLIENTS, crash, make, norms_of, play, state_bytes
 
 
@@ -107,3 +107,39 @@ def test_suspects_from_before_the_run(path: Path) -> None:
     found = CliRunner().invoke(app, ["runs", "show", str(path)])
     assert found.exit_code == 0
     assert "suspects: norms above the guard's clip" in found.output
+
+
+def test_a_run_that_goes_on_from_another_says_so(tmp_path: Path) -> None:
+    """By the recipe of docs/ledger.md: the open cohort is answered in the new run, and is a round of it."""
+
+    def avare() -> AvareSampler:
+        return AvareSampler(num_clients=20, cohort_size=4, guard=Guard(trial_replies=10))
+
+    with open_run(tmp_path / "run.db", avare) as run:
+        for t in range(6):
+            cohort = run.draw()
+            run.attach(t, "model", {"w": np.full(2, float(t))})
+            if t < 5:
+                run.observe(cohort, np.where(cohort.clients == 3, 1e6, 1.0))
+            if t == 1:
+                with read_run(tmp_path / "run.db") as record:
+                    assert summarise(record).suspicion.in_words().startswith("none yet: the first replies")
+    with read_run(tmp_path / "run.db") as record:
+        state, continues = record.replay().state_dict(), record.continues
+        *_, last = record.rounds()
+        model = record.attachment(5, "model")
+        assert record.attachment(1, "model") is None
+    assert continues is None
+    assert last.norms is None
+    assert model is not None
+    assert np.array_equal(model["w"], [5.0, 5.0])
+    with open_run(tmp_path / "new.db", avare) as run:
+        run.load_state_dict(state)
+        run.observe(last.cohort, np.ones(len(last.cohort)))
+        run.draw()
+    assert verify_run(tmp_path / "new.db").rounds == 2
+    with read_run(tmp_path / "new.db") as record:
+        summary = summarise(record)
+    assert summary.rounds == 2
+    assert summary.continues == 6
+    assert "from a loaded state, at round 6;" in dict(figures(summary))["begun"]

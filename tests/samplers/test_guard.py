@@ -250,6 +250,8 @@ def test_the_guard_survives_saving() -> None:
         ({"fence": "4"}, "fence must be a finite number above 0, got '4'"),
         ({"outliers_share": True}, r"outliers_share must lie in \(0, 1\], got True"),
         ({"trial_replies": -1}, "trial_replies must be a whole number"),
+        ({"clip_factor": 10**5000}, "above 1, got a number of too many digits"),
+        ({"clip_factor": list(range(9999))}, r"above 1, got \[0, 1, .{490,500}\.\.\.$"),
         ({"trial_replies": 10**9}, "trial_replies must be at most 5000, got 1000000000"),
         ({"outlier_factor": 1.0}, "outlier_factor must be a finite number above 1, got 1.0"),
         ({"outliers_share": 0.0}, r"outliers_share must lie in \(0, 1\], got 0.0"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from sortition.core.errors import ConfigurationError
-from sortition.core.validation import number_between, positive_number, whole_number
+from sortition.core.validation import positive_number, whole_number
 
 
 def gaussian_mu(noise_multiplier: float, releases: int) -> float:
@@ -47,7 +47,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772
     """
-    if not 0.0 < number_between("delta", delta, 0.0, 1.0) < 1.0:
+    given: object = delta
+    if not (isinstance(given, (int, float)) and 0.0 < given < 1.0):
         raise ConfigurationError(f"delta must lie in (0, 1), got {delta!r}")
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0

@@ -18,6 +18,8 @@ SMALLEST_MASS = 1e-100
 LARGEST_MASS = 1e100
 MOST_CLIENTS = 2**53
 """Ids above could not be told apart by a double."""
+LONGEST_SHOWN = 500
+"""So many characters of a wrong value are in an error."""
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -27,23 +29,23 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
     except TypeError:
         number = None
     if number is None or isinstance(value, (bool, np.bool_)) or number < least:
-        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {_shown(value)}")
     if most is not None and number > most:
-        raise ConfigurationError(f"{name} must be at most {most}, got {value!r}")
+        raise ConfigurationError(f"{name} must be at most {most}, got {_shown(value)}")
     return number
 
 
 def one_of(name: str, value: Any, words: Sequence[str]) -> None:
     """``value`` must be one of ``words``; an array is none, whatever it compares equal to."""
     if not (isinstance(value, str) and value in words):
-        raise ConfigurationError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+        raise ConfigurationError(f"{name} must be one of {', '.join(words)}, got {_shown(value)}")
 
 
 def positive_number(name: str, value: Any, above: float = 0.0) -> float:
     """``value`` as a finite float above zero, or above ``above``."""
     number = _real(value)
     if not (math.isfinite(number) and number > above):
-        raise ConfigurationError(f"{name} must be a finite number above {above:g}, got {value!r}")
+        raise ConfigurationError(f"{name} must be a finite number above {above:g}, got {_shown(value)}")
     return number
 
 
@@ -51,7 +53,7 @@ def fraction(name: str, value: Any) -> float:
     """``value`` as a float in (0, 1]."""
     number = _real(value)
     if not 0.0 < number <= 1.0:
-        raise ConfigurationError(f"{name} must lie in (0, 1], got {value!r}")
+        raise ConfigurationError(f"{name} must lie in (0, 1], got {_shown(value)}")
     return number
 
 
@@ -59,7 +61,7 @@ def number_between(name: str, value: Any, least: float, most: float) -> float:
     """``value`` as a float in [least, most]."""
     number = _real(value)
     if not least <= number <= most:
-        raise ConfigurationError(f"{name} must lie in [{least}, {most}], got {value!r}")
+        raise ConfigurationError(f"{name} must lie in [{least}, {most}], got {_shown(value)}")
     return number
 
 
@@ -152,6 +154,15 @@ def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
             f"{name} must hold ids of existing clients, 0 to {num_clients - 1}, got {unknown[0]}"
         )
     return ids
+
+
+def _shown(value: Any) -> str:
+    """``value`` in an error: not all of it, where that is long."""
+    try:
+        words = repr(value)
+    except ValueError:  # Python writes out no number of thousands of digits
+        return "a number of too many digits"
+    return words if len(words) <= LONGEST_SHOWN else f"{words[:LONGEST_SHOWN]}..."
 
 
 def _real(value: Any) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
+from sortition.ledger.attachments import Attachments
 from sortition.ledger.codec import available_of, cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import SealedFiles, run_file, side_directory
 from sortition.ledger.good import GoodStore
@@ -78,6 +79,12 @@ class RunRecord:
             raise
 
     @property
+    def continues(self) -> int | None:
+        """The next round of the state that was loaded at the start; None if the run began from nothing."""
+        at_start = "state.round_index"
+        return None if self._start is self._first else whole_of(self._start, at_start)
+
+    @property
     def rows(self) -> int:
         """How many rows there are."""
         return self._store.last + 1
@@ -138,7 +145,7 @@ class RunRecord:
     @property
     def rebuildable(self) -> bool:
         """Whether the record says how to build its sampler; if not, only the program that made it can."""
-        return bool(self._first.get("rebuildable"))
+        return self._first.get("rebuildable") is True
 
     def replay(self, make_sampler: MakeSampler | None = None) -> Any:
         """The sampler as the last row left it, to look at.
@@ -152,8 +159,14 @@ class RunRecord:
                 f"make_sampler must be given, for the record of {self.path} does not say how to build its "
                 f"{self.sampler}, got None"
             )
-        files = SealedFiles(side_directory(self.path), bytes.fromhex(self._first["run_id"]))
-        return rebuild(make, self._store, files, reading=True)[0].sampler
+        return rebuild(make, self._store, self._files(), reading=True)[0].sampler
+
+    def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
+        """What was attached to a round by that name; None if nothing is there."""
+        return Attachments(self._files()).read(round_index, name)
+
+    def _files(self) -> SealedFiles:
+        return SealedFiles(side_directory(self.path), bytes.fromhex(self._first["run_id"]))
 
     def events(self) -> Iterator[Event]:
         """The rows, each checked."""

@@ -60,6 +60,8 @@ class RunSummary:
     effective_clients: float
     r"""How many clients drawn equally often would be as diverse: :math:`(\sum n_m)^2 / \sum n_m^2`."""
     begun_at: float
+    continues: int | None
+    """The next round of the state that was loaded at the start."""
     first_draw: float | None
     last_event: float
     clients: tuple[ClientSummary, ...]
@@ -139,6 +141,7 @@ def summarise(record: RunRecord) -> RunSummary:
         coverage=None if not everybody else len(clients) / everybody,
         effective_clients=effective[-1] if effective else 0.0,
         begun_at=record.begun_at,
+        continues=record.continues,
         first_draw=first,
         last_event=last,
         clients=tuple(sorted(clients.values(), key=lambda known: (-known.draws, known.client))),
@@ -213,7 +216,7 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         ("seed", "unknown" if summary.seed is None else str(summary.seed)),
         ("settings", summary.settings),
         *((f"expert {place}", expert) for place, expert in summary.experts),
-        ("begun", moment(summary.begun_at)),
+        ("begun", moment(summary.begun_at) + _continued(summary)),
         ("last row", f"{moment(summary.last_event)}, {lasted} after the first"),
         ("rounds", rounds),
         ("clients", present),
@@ -222,6 +225,12 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         ("failures", failed),
         ("suspects", summary.suspicion.in_words()),
     ]
+
+
+def _continued(summary: RunSummary) -> str:
+    if summary.continues is None:
+        return ""
+    return f", from a loaded state, at round {summary.continues}; suspects count from its own start"
 
 
 def _crowd(summary: RunSummary) -> tuple[str, str, str]:

@@ -23,6 +23,8 @@ class Suspicion:
     unknown: str | None = None
     norm_bound: str | None = None
     """Where privacy clips the norms before the guard sees them."""
+    on_trial: bool = False
+    """Whether the guard has heard too few replies to judge anybody by."""
 
     def in_words(self) -> str:
         """One line."""
@@ -34,6 +36,8 @@ class Suspicion:
                 f"; privacy clips norms at {self.norm_bound} before the guard sees them, "
                 "so that liars are not found"
             )
+        if self.on_trial:
+            return f"none yet: the first replies are on trial, and judged when there are more{blind}"
         if not self.suspects:
             return "none: no report was above the guard's clip" if not blind else f"not known{blind}"
         reports = sum(suspect.hits for suspect in self.suspects)
@@ -59,4 +63,4 @@ def suspicion_of(record: RunRecord) -> Suspicion:
     except LedgerError as error:
         return Suspicion(unknown=f"not known: {error}")
     clip = re.search(r"norm_bound=([^,)]+)", str(record.config.get("privacy")))
-    return Suspicion(tuple(sampler.suspects()), norm_bound=clip and clip[1])
+    return Suspicion(tuple(sampler.suspects()), norm_bound=clip and clip[1], on_trial=sampler.on_trial)

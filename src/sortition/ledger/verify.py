@@ -59,9 +59,8 @@ def verify_run(
         snapshots = files.numbers(SNAPSHOT)
         make = make_sampler or maker(values)
         replayed = None if make is None else begin(make, first)
-        rounds, compared = 0, 0
+        compared = 0
         for event in store.events():
-            rounds += event.kind == "drawn"
             if replayed is not None and event.number > 0:
                 replayed.apply(event)
             if event.number in snapshots:
@@ -71,7 +70,7 @@ def verify_run(
             raise store.damage(f"{run} must have the row {beyond[0]} of a snapshot: rows are missing")
         return Verified(
             rows=store.last + 1,
-            rounds=rounds,
+            rounds=len(store.numbers("drawn").keys() | store.numbers("observed").keys()),
             snapshots=compared,
             attachments=_check_attachments(files),
             replayed=replayed is not None,

@@ -197,6 +197,11 @@ class BaseSampler(Saved):
         """
         return self._defences.norm_bound
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether the guard has heard too few replies to judge anybody by: nobody is a suspect yet."""
+        return self._defences.on_trial
+
     def suspects(self) -> list[Suspect]:
         """The clients whose norms hit the clip of the guard, the most frequent first."""
         return self._defences.suspects()

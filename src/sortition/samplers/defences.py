@@ -105,6 +105,11 @@ class Defences:
         """What a norm may be by those heard of late."""
         return np.inf if self._watch is None else self._watch.norm_bound
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether the guard has too few replies to judge anybody by."""
+        return self._watch is not None and self._watch.on_trial
+
     def suspects(self) -> list[Suspect]:
         """The clients that hit the clip, the most frequent first."""
         return [] if self._watch is None else self._watch.suspects()

@@ -70,6 +70,11 @@ class Watch:
             return np.minimum(norms, min(self._yardstick.norm_bound * BELIEVED, np.finfo(float).max))
         return self._clipped(cohort, norms) if anybody else norms
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether there are too few replies to judge anybody by."""
+        return self._trial.is_open
+
     def judge_trial(self) -> Replies:
         """When the trial is over: its replies as they may count, if any of them was a lie; else nothing."""
         replies, bound = self._trial.end(), self._yardstick.norm_bound
