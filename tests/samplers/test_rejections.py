@@ -1,17 +1,15 @@
-"""Input that makes no sense: the right exception, which names the argument and what came, and no trace."""
+"""Settings that make no sense: the right exception, which names the argument and what came."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sortition import (
-    AdaptiveOSMDSampler,
     AvailabilityError,
     AvareSampler,
     Cohort,
@@ -21,34 +19,14 @@ from sortition import (
     FeedbackError,
     FixedSampler,
     MABSSampler,
-    OptimalSampler,
-    OSMDSampler,
     ProportionalSampler,
     SortitionError,
     StateError,
     UniformSampler,
     VRBSampler,
 )
-from sortition.samplers.state import STATE_VERSION
-from tests.helpers import SAMPLERS, same_state, train
-
-M, K = 5, 2
-every_sampler = pytest.mark.parametrize("name", SAMPLERS)
-
-
-def build(name: str, **changes: Any) -> Any:
-    return SAMPLERS[name](**{"num_clients": M, "cohort_size": K, **changes})
-
-
-def osmd(**changes: Any) -> OSMDSampler:
-    return OSMDSampler(**{"num_clients": M, "cohort_size": K, "learning_rate": 0.1, **changes})
-
-
-def adaptive(**changes: Any) -> AdaptiveOSMDSampler:
-    return AdaptiveOSMDSampler(**{"num_clients": M, "cohort_size": K, "num_rounds": 10, **changes})
-
-
-# Constructors ---------------------------------------------------------------------------------------------
+from tests.helpers import SAMPLERS
+from tests.samplers.builders import K, M, adaptive, build, every_sampler, osmd
 
 
 @every_sampler
@@ -210,250 +188,6 @@ def test_given_arrays_are_copied() -> None:
 def test_a_cohort_is_made_of_numbers(clients: Any) -> None:
     with pytest.raises(CohortError, match=r"clients must be numbers, got \["):
         Cohort(0, 1, clients=clients, counts=[1], probabilities=[0.5], weights=[1.0])
-
-
-# Feedback -------------------------------------------------------------------------------------------------
-
-
-def assert_refused(
-    sampler: Any, call: Callable[[], object], error: type[SortitionError], complaint: str
-) -> None:
-    before = sampler.state_dict()
-    with pytest.raises(error, match=complaint):
-        call()
-    assert same_state(before, sampler.state_dict()), "refused, but not without a trace"
-
-
-@every_sampler
-@pytest.mark.parametrize(
-    ("norms", "complaint"),
-    [
-        ([1.0, -1.0], r"norms must be finite and not negative .* got -1\.0 at position 1"),
-        ([np.inf, 1.0], "norms must be finite and not negative .* got inf at position 0"),
-        ([-np.inf, 1.0], "norms must be finite and not negative .* got -inf at position 0"),
-        ([np.nan, -2.0], r"norms must be finite and not negative .* got -2\.0 at position 1"),
-        ([1.0], r"norms must have 2 entries, one for each client of the cohort, got shape \(1,\)"),
-        ([1.0, 1.0, 1.0], r"norms must have 2 entries.* got shape \(3,\)"),
-        ([[1.0, 1.0]], r"norms must have 2 entries.* got shape \(1, 2\)"),
-        (1.0, r"norms must have 2 entries.* got shape \(\)"),
-        (["big", "small"], r"norms must be numbers, got \['big', 'small'\]"),
-    ],
-)
-def test_norms_that_are_none(name: str, norms: Any, complaint: str) -> None:
-    sampler = build(name, design="without_replacement")
-    train(sampler, 3)
-    cohort = sampler.draw()
-    assert_refused(sampler, lambda: sampler.observe(cohort, norms), FeedbackError, complaint)
-    sampler.observe(cohort, [1.0, 2.0])  # it still awaits its feedback
-
-
-@every_sampler
-def test_cohorts_that_are_not_its_own(name: str) -> None:
-    sampler = build(name, seed=1)
-    train(sampler, 3)
-    cohort = sampler.draw()
-    ones = np.ones(len(cohort))
-
-    def refused(other: Any, complaint: str) -> None:
-        norms = np.ones(len(other)) if isinstance(other, Cohort) else ones
-        assert_refused(sampler, lambda: sampler.observe(other, norms), CohortError, complaint)
-
-    stranger = build(name, seed=2)
-    train(stranger, 3)
-    refused(stranger.draw(), "cohort must be one that this sampler drew.* got one of round 3")
-    relative = build(name, seed=1, cohort_size=K + 1)
-    train(relative, 3)
-    refused(relative.draw(), "cohort must be one that this sampler drew.* got one of round 3")
-    refused(replace(cohort, weights=cohort.weights * 2.0), "cohort must be one that this sampler drew")
-    refused(replace(cohort, probabilities=cohort.probabilities / 2.0), "cohort must be one that")
-    refused(replace(cohort, clients=(cohort.clients + 1) % M), "cohort must be one that this sampler drew")
-    refused(replace(cohort, ticket=cohort.ticket + 1), "cohort must be one that this sampler drew")
-    refused(replace(cohort, round_index=9), "cohort must be one that this sampler drew.* round 9")
-    refused(replace(cohort, round_index=-1), "cohort must be one that this sampler drew.* round -1")
-    refused([0, 1], "cohort must be a Cohort that this sampler drew, got list")
-    refused(None, "cohort must be a Cohort that this sampler drew, got NoneType")
-    sampler.observe(cohort, ones)
-    refused(cohort, "cohort must await feedback, but round 3 has had its feedback already")
-
-
-def test_a_cohort_of_the_repliers_is_not_what_was_drawn() -> None:
-    """Who fell silent is told by nan; the reduced cohort is for the aggregate."""
-    sampler = osmd(design="without_replacement")
-    cohort = sampler.draw()
-    heard = cohort.replied([True, False])
-    assert_refused(sampler, lambda: sampler.observe(heard, [1.0]), CohortError, "nan for the silent")
-    sampler.observe(cohort, [1.0, np.nan])
-
-
-# Availability and ids ---------------------------------------------------------------------------------------
-
-
-@every_sampler
-@pytest.mark.parametrize(
-    ("available", "complaint"),
-    [
-        ([], "available must name at least one client, got none"),
-        ([0, 5], "available must hold ids of existing clients, 0 to 4, got 5"),
-        ([0, -1], "available must hold ids of existing clients, 0 to 4, got -1"),
-        ([0, 1, 2, 2], "available must name each client once, got 2 more than once"),
-        ([0.0, 1.0], r"available must be a sequence of client ids .* got float64 of shape \(2,\)"),
-        ([True, False, True], "available must be a sequence of client ids .* got bool"),
-        (["a"], "available must be a sequence of client ids"),
-        (3, r"available must be a sequence of client ids .* of shape \(\)"),
-        ([[0, 1]], r"available must be a sequence of client ids .* of shape \(1, 2\)"),
-    ],
-)
-def test_available_names_clients(name: str, available: Any, complaint: str) -> None:
-    sampler = build(name)
-    train(sampler, 3)
-    assert_refused(sampler, lambda: sampler.draw(available=available), AvailabilityError, complaint)
-    assert sampler.draw().round_index == 3
-
-
-@every_sampler
-def test_probabilities_of_clients_that_do_not_exist(name: str) -> None:
-    sampler = build(name)
-    with pytest.raises(SortitionError, match="clients must hold ids of existing clients, 0 to 4, got 7"):
-        sampler.probabilities([0, 7])
-    assert sampler.probabilities([]).shape == (0,)
-
-
-def test_the_oracle_must_be_told_before_each_draw() -> None:
-    sampler = OptimalSampler(num_clients=M, cohort_size=K)
-    assert_refused(sampler, sampler.draw, FeedbackError, r"reveal\(norms\) must be called .* round 0")
-    sampler.reveal([1.0, 2.0, 3.0, 4.0, 5.0])
-    sampler.draw()
-    assert_refused(sampler, sampler.draw, FeedbackError, r"reveal\(norms\) must be called .* round 1")
-    for norms, complaint in (
-        ([1.0, 2.0], r"norms must have 5 entries, one for each client, got shape \(2,\)"),
-        ([1.0, 2.0, -3.0, 4.0, 5.0], r"norms must be finite and not negative .* got -3\.0"),
-        ([1.0, 2.0, np.nan, 4.0, 5.0], "norms must be known for every client, got nan for client 2"),
-    ):
-        assert_refused(sampler, lambda norms=norms: sampler.reveal(norms), FeedbackError, complaint)
-
-
-# Calibration ------------------------------------------------------------------------------------------------
-
-
-def test_calibrate_rejects() -> None:
-    sampler = adaptive()
-    for norms, clients, error, complaint in (
-        ([1.0, 2.0], None, FeedbackError, r"norms must have 5 entries.* got shape \(2,\)"),
-        ([1.0, -2.0], [0, 1], FeedbackError, r"norms must be .* not negative .* got -2\.0"),
-        ([1.0, np.inf], [0, 1], FeedbackError, "norms must be finite .* got inf"),
-        ([1.0], [9], AvailabilityError, "clients must hold ids of existing clients, 0 to 4, got 9"),
-        ([np.nan, 0.0], [0, 1], FeedbackError, "norms must hold at least one that is above 0, got none"),
-        ([np.nan] * M, None, FeedbackError, "norms must hold at least one that is above 0, got none"),
-    ):
-        assert_refused(
-            sampler,
-            lambda norms=norms, clients=clients: sampler.calibrate(norms, clients),
-            error,
-            complaint,
-        )
-    train(sampler, 2)
-    assert_refused(
-        sampler,
-        lambda: sampler.calibrate([1.0] * M),
-        ConfigurationError,
-        "calibrate must be called before the first feedback, got 2 rounds of it",
-    )
-
-
-# States -----------------------------------------------------------------------------------------------------
-
-
-@every_sampler
-def test_states_of_the_wrong_kind_or_version(name: str) -> None:
-    sampler = build(name)
-    train(sampler, 3)
-    state = sampler.state_dict()
-    kind = type(sampler).__name__
-    for change, complaint in (
-        ({"kind": "LotterySampler"}, f"state must be of kind {kind}, got 'LotterySampler'"),
-        ({"version": 99}, f"state must have version {STATE_VERSION}, got 99"),
-        ({"version": None}, f"state must have version {STATE_VERSION}, got None"),
-        ({"kind": np.zeros(2)}, "state must hold one value called 'kind', got an array of shape"),
-        ({"config.design": np.zeros(2)}, "state must hold one value called 'config.design', got an array"),
-    ):
-        wrong = {**state, **change}
-        assert_refused(sampler, lambda wrong=wrong: sampler.load_state_dict(wrong), StateError, complaint)
-    assert_refused(sampler, lambda: sampler.load_state_dict({}), StateError, "state must be of kind .* None")
-
-
-@every_sampler
-def test_a_state_with_a_part_missing_or_misshapen(name: str) -> None:
-    """Whatever is taken out of a state or replaced by something else: StateError, and nothing has changed."""
-    sampler = build(name)
-    train(sampler, 3)
-    sampler.draw()
-    state = sampler.state_dict()
-    for part in state:
-        lacking = {key: value for key, value in state.items() if key != part}
-        assert_refused(
-            sampler, lambda lacking=lacking: sampler.load_state_dict(lacking), StateError, "state must"
-        )
-        other = {**state, part: "something else"}
-        assert_refused(sampler, lambda other=other: sampler.load_state_dict(other), StateError, "state must")
-
-
-@every_sampler
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"cohort_size": 3}, "cohort_size = 2, got 3"),
-        ({"design": "independent"}, "design = 'with_replacement', got 'independent'"),
-        ({"client_weights": [0.1, 0.2, 0.2, 0.2, 0.3]}, "(client_weights|probabilities) = .*, got '5 values"),
-        ({"num_clients": 6}, "num_clients = 5, got 6"),
-    ],
-)
-def test_states_of_another_configuration(name: str, change: dict[str, Any], complaint: str) -> None:
-    sampler, other = build(name), build(name, **change)
-    train(other, 3)
-    assert_refused(
-        sampler,
-        lambda: sampler.load_state_dict(other.state_dict()),
-        StateError,
-        f"state must have been saved with {complaint}",
-    )
-
-
-@pytest.mark.parametrize(
-    ("make", "setting", "other"),
-    [
-        (osmd, "learning_rate", 0.2),
-        (osmd, "exploration", 0.9),
-        (osmd, "prior", [0.1, 0.2, 0.2, 0.2, 0.3]),
-        (adaptive, "num_rounds", 11),
-        (adaptive, "exploration", 0.9),
-        (adaptive, "prior", [0.1, 0.2, 0.2, 0.2, 0.3]),
-        (adaptive, "rate_scale", 2.0),
-        (adaptive, "feedback_bound", 2.0),
-        (lambda **s: DoublingOSMDSampler(num_clients=M, cohort_size=K, **s), "restart", "prior"),
-        (lambda **s: DoublingOSMDSampler(num_clients=M, cohort_size=K, **s), "rate_scale", 2.0),
-        (lambda **s: MABSSampler(num_clients=M, cohort_size=K, **{"num_rounds": 9, **s}), "num_rounds", 10),
-        (lambda **s: MABSSampler(num_clients=M, cohort_size=K, num_rounds=9, **s), "exploration", 0.9),
-        (lambda **s: VRBSampler(num_clients=M, cohort_size=K, **s), "exploration", 0.9),
-        (lambda **s: VRBSampler(num_clients=M, cohort_size=K, **s), "feedback_bound", 0.9),
-        (lambda **s: AvareSampler(num_clients=M, cohort_size=K, **s), "floor_offset", 7.0),
-        (lambda **s: AvareSampler(num_clients=M, cohort_size=K, **s), "floor_decay", 0.5),
-        (lambda **s: AvareSampler(num_clients=M, cohort_size=K, **s), "smallest_floor", 0.01),
-        (
-            lambda **s: FixedSampler(num_clients=M, cohort_size=K, **{"probabilities": [0.2] * M, **s}),
-            "probabilities",
-            [0.1, 0.2, 0.2, 0.2, 0.3],
-        ),
-    ],
-)
-def test_states_of_another_setting(make: Callable[..., Any], setting: str, other: Any) -> None:
-    sampler, differing = make(), make(**{setting: other})
-    train(differing, 2)
-    assert_refused(
-        sampler,
-        lambda: sampler.load_state_dict(differing.state_dict()),
-        StateError,
-        f"state must have been saved with {setting} = .*, got",
-    )
 
 
 def test_one_exception_catches_them_all() -> None:
