@@ -15,11 +15,10 @@ from functools import partial
 import numpy as np
 
 from sortition.core.protocols import Sampler
-from sortition.experiments.arena.environments import ALL
-from sortition.experiments.arena.tournament import run_replay
-from sortition.experiments.contestants import Trial
-from sortition.samplers.empirical_bayes import EmpiricalBayesSampler
-from sortition.samplers.population import Constants
+from sortition.lab.arena.environments import ALL
+from sortition.lab.arena.tournament import run_replay
+from sortition.lab.contestants import Trial
+from sortition.samplers.empirical_bayes import Constants, EmpiricalBayesSampler
 
 OFF = 1e9
 VARIANTS: dict[str, tuple[float, ...]] = {

@@ -45,10 +45,10 @@ from sortition import (
 from sortition.cli.progress import RoundsProgress
 from sortition.core.rates import expert_rates
 from sortition.core.variance import aggregate
-from sortition.experiments.contestants import CONTESTANTS, EXPLORATION, ORACLES, Contestant, Trial
-from sortition.experiments.parallel import Tick, run_tasks
-from sortition.experiments.trajectory import variance_ratio
-from sortition.problems import STEP_SIZE, DigitsFederation
+from sortition.lab.contestants import CONTESTANTS, EXPLORATION, ORACLES, Contestant, Trial
+from sortition.lab.parallel import Tick, run_tasks
+from sortition.lab.problems import STEP_SIZE, DigitsFederation
+from sortition.lab.trajectory import variance_ratio
 
 COHORT_SIZE = 5
 FACTORS = (1e-6, 1e-3, 0.1, 10.0, 100.0, 1e3, 1e6)
@@ -267,7 +267,7 @@ def main() -> None:
         (options.out / "attack.json").write_text(json.dumps(rows, indent=1) + "\n")
         (options.out / "attack.md").write_text(markdown(cells, attacks()))
         try:
-            from sortition.reports.page import picture_svg
+            from sortition.lab.reports.page import picture_svg
 
             (options.out / "attack.svg").write_bytes(picture_svg(picture(cells, PICTURED)))
         except ModuleNotFoundError:

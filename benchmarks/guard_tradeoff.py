@@ -28,10 +28,10 @@ from attack import SAMPLERS, GuardedTrial
 
 from sortition import Guard
 from sortition.cli.progress import RoundsProgress
-from sortition.experiments.arena.environments import ENVIRONMENTS
-from sortition.experiments.contestants import ORACLES
-from sortition.experiments.parallel import Tick, run_tasks
-from sortition.experiments.trajectory import variance_ratio
+from sortition.lab.arena.environments import ENVIRONMENTS
+from sortition.lab.contestants import ORACLES
+from sortition.lab.parallel import Tick, run_tasks
+from sortition.lab.trajectory import variance_ratio
 
 ALONE = replace(Guard(), outliers_share=1.0)
 NO_CLIP = replace(ALONE, clip_factor=1e9, fence=100.0)
@@ -291,7 +291,7 @@ def main() -> None:
         )
         (options.out / "guard_tradeoff.md").write_text(markdown(points))
         try:
-            from sortition.reports.page import picture_svg
+            from sortition.lab.reports.page import picture_svg
 
             (options.out / "guard_tradeoff.svg").write_bytes(picture_svg(picture(points)))
         except ModuleNotFoundError:

@@ -64,7 +64,7 @@ def main() -> None:
             print(f"{name:<28}{value:8.3f} ms a round")
         beyond = medians["recorded"] - medians["sampler"] - medians["commits"]
         print(f"{'beyond sampler and commits':<28}{beyond:8.3f} ms a round")
-        met = alone.clients_met
+        met = alone.clients_seen
         start = time.perf_counter()
         run.close()
         closing = time.perf_counter() - start

@@ -23,7 +23,7 @@ import numpy as np
 
 from sortition import AdaptiveOSMDSampler, AvareSampler, EmpiricalBayesSampler, NormPrivacy, UniformSampler
 from sortition.core.variance import aggregate, dynamic_regret, optimal_probabilities, variance_loss
-from sortition.problems import STEP_SIZE, DigitsFederation
+from sortition.lab.problems import STEP_SIZE, DigitsFederation
 
 COHORT_SIZE = 5
 NOISES = (None, 0.1, 0.5, 1.0, 2.0, 5.0)

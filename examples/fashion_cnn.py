@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from sortition import AdaptiveOSMDSampler, UniformSampler
-from sortition.algorithms import FedAvg
-from sortition.problems.idx import load_images
-from sortition.problems.images import client_sizes
-from sortition.problems.torch_federation import TorchFederation
+from sortition.lab.algorithms import FedAvg
+from sortition.lab.problems.idx import load_images
+from sortition.lab.problems.images import client_sizes
+from sortition.lab.problems.torch_federation import TorchFederation
 
 COHORT_SIZE = 10
 TEST_IMAGES = 2000

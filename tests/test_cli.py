@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import sortition
 from sortition.cli import commands
-from sortition.experiments import CONTESTANTS
+from sortition.lab.contestants import CONTESTANTS
 
 TINY = ["--clients", "20", "--cohort", "3", "--rounds", "10", "--repeats", "1", "--jobs", "1"]
 

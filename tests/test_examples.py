@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sortition.problems import idx
+from sortition.lab.problems import idx
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sortition import UniformSampler
-from sortition.experiments.reproduce import FIGURES
-from sortition.experiments.reproduce.published import PUBLISHED, TOLERANCE
+from sortition.lab.reproduce import FIGURES
+from sortition.lab.reproduce.published import PUBLISHED, TOLERANCE
 
 README = Path(__file__).parent.parent / "README.md"
 SERVER = README.parent / "docs" / "server.md"

@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from sortition.cli import commands
-from sortition.experiments.reproduce import FIGURES, QUICK, VARIANTS, execute, plan
-from sortition.experiments.reproduce.figures import figure
-from sortition.experiments.reproduce.store import RunStore
-from sortition.problems import idx
-from sortition.reports.markdown import fill_page
-from sortition.reports.reproduction import provenance
+from sortition.lab.problems import idx
+from sortition.lab.reports.markdown import fill_page
+from sortition.lab.reports.reproduction import provenance
+from sortition.lab.reproduce import FIGURES, QUICK, VARIANTS, execute, plan
+from sortition.lab.reproduce.figures import figure
+from sortition.lab.reproduce.store import RunStore
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FILES = ("curves.csv", "figure.png", "figure.svg", "summary.json")

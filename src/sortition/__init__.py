@@ -21,21 +21,16 @@ if TYPE_CHECKING:
         StateError,
     )
     from sortition.core.protocols import Sampler
-    from sortition.samplers.adaptive import AdaptiveOSMDSampler
     from sortition.samplers.avare import AvareSampler
-    from sortition.samplers.default import default_sampler
-    from sortition.samplers.doubling import DoublingOSMDSampler
-    from sortition.samplers.empirical_bayes import EmpiricalBayesSampler
-    from sortition.samplers.fixed import FixedSampler, ProportionalSampler
+    from sortition.samplers.empirical_bayes import EmpiricalBayesSampler, default_sampler
     from sortition.samplers.guard import Guard
     from sortition.samplers.kvib import KVibSampler
     from sortition.samplers.mabs import MABSSampler
-    from sortition.samplers.ocs import OptimalClientSampler
-    from sortition.samplers.optimal import OptimalSampler
-    from sortition.samplers.osmd import OSMDSampler
+    from sortition.samplers.oracles import OptimalClientSampler, OptimalSampler
+    from sortition.samplers.osmd import AdaptiveOSMDSampler, DoublingOSMDSampler, OSMDSampler
     from sortition.samplers.portfolio import PortfolioSampler
     from sortition.samplers.privacy import NormPrivacy
-    from sortition.samplers.uniform import UniformSampler
+    from sortition.samplers.static import FixedSampler, ProportionalSampler, UniformSampler
     from sortition.samplers.vrb import VRBSampler
 
 __version__ = "0.1.0"
@@ -70,32 +65,32 @@ __all__ = [
 ]
 
 _HOME = {
-    "AdaptiveOSMDSampler": "sortition.samplers.adaptive",
+    "AdaptiveOSMDSampler": "sortition.samplers.osmd",
     "AvailabilityError": "sortition.core.errors",
     "AvareSampler": "sortition.samplers.avare",
     "Cohort": "sortition.core.cohort",
     "CohortError": "sortition.core.errors",
     "ConfigurationError": "sortition.core.errors",
-    "DoublingOSMDSampler": "sortition.samplers.doubling",
+    "DoublingOSMDSampler": "sortition.samplers.osmd",
     "EmpiricalBayesSampler": "sortition.samplers.empirical_bayes",
     "FeedbackError": "sortition.core.errors",
-    "FixedSampler": "sortition.samplers.fixed",
+    "FixedSampler": "sortition.samplers.static",
     "Guard": "sortition.samplers.guard",
     "KVibSampler": "sortition.samplers.kvib",
     "LedgerError": "sortition.core.errors",
     "MABSSampler": "sortition.samplers.mabs",
     "NormPrivacy": "sortition.samplers.privacy",
     "OSMDSampler": "sortition.samplers.osmd",
-    "OptimalClientSampler": "sortition.samplers.ocs",
-    "OptimalSampler": "sortition.samplers.optimal",
+    "OptimalClientSampler": "sortition.samplers.oracles",
+    "OptimalSampler": "sortition.samplers.oracles",
     "PortfolioSampler": "sortition.samplers.portfolio",
-    "ProportionalSampler": "sortition.samplers.fixed",
+    "ProportionalSampler": "sortition.samplers.static",
     "Sampler": "sortition.core.protocols",
     "SortitionError": "sortition.core.errors",
     "StateError": "sortition.core.errors",
-    "UniformSampler": "sortition.samplers.uniform",
+    "UniformSampler": "sortition.samplers.static",
     "VRBSampler": "sortition.samplers.vrb",
-    "default_sampler": "sortition.samplers.default",
+    "default_sampler": "sortition.samplers.empirical_bayes",
 }
 """Where each public name lives."""
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from sortition import ConfigurationError
-from sortition.core.privacy import gaussian_delta, gaussian_epsilon, gaussian_mu
+from sortition.core.accounting import gaussian_delta, gaussian_epsilon, gaussian_mu
 
 
 @given(mu=st.floats(0.05, 4.0), epsilon=st.floats(0.0, 6.0))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sortition.engine.capped import LARGEST_SCALE, Capped
+from sortition.engine.clients import Roster
 from sortition.engine.drawing import draw_cohort
-from sortition.engine.prior import Prior
-from sortition.engine.roster import Roster
+from sortition.engine.fixed import Prior
 from tests.helpers import simplex
 
 SIZE = 6

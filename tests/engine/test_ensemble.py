@@ -18,8 +18,8 @@ from sortition.core.experts import (
 )
 from sortition.core.rates import initial_expert_weights
 from sortition.engine import forest
-from sortition.engine.ensemble import Ensemble
-from sortition.engine.roster import Roster
+from sortition.engine.clients import Roster
+from sortition.engine.osmd_experts import OSMDExperts
 
 TOLERANCE = 1e-10
 
@@ -90,7 +90,7 @@ def log_feedback_of(size: int, rng: np.random.Generator, spikes: bool) -> np.nda
     return logs
 
 
-def assert_same(engine: Ensemble, dense: Dense, where: str) -> None:
+def assert_same(engine: OSMDExperts, dense: Dense, where: str) -> None:
     expected, got = dense.everybody(), engine.everybody()
     present = expected > 0.0
     assert np.array_equal(present, got > 0.0), where
@@ -113,7 +113,9 @@ def test_engine_equals_the_specification(
         "extreme": 10.0 ** rng.uniform(-95.0, 0.0, size=clients),
     }[prior]
     masses = masses if prior == "uniform" else masses / masses.sum()
-    engine = Ensemble(Roster(clients, None if prior == "uniform" else masses), exploration=floor, experts=5)
+    engine = OSMDExperts(
+        Roster(clients, None if prior == "uniform" else masses), exploration=floor, experts=5
+    )
     dense = Dense(masses.copy(), floor, 5)
     for t in range(300):
         ids, probabilities = engine.draw(rng.random((draws, 2)))
@@ -141,7 +143,7 @@ def test_joining_and_leaving(prior: str) -> None:
     """The engine goes on equalling the specification, in which the others keep their proportions."""
     rng = np.random.default_rng(3)
     masses = np.ones(40) if prior == "uniform" else np.linspace(0.2, 1.8, 40)
-    engine = Ensemble(Roster(40, None if prior == "uniform" else masses), exploration=0.3, experts=3)
+    engine = OSMDExperts(Roster(40, None if prior == "uniform" else masses), exploration=0.3, experts=3)
     dense = Dense(masses.copy(), 0.3, 3)
     log_rates = np.log([0.05, 0.5, 5.0]) - 3.0 * np.log(40)
     for t in range(200):
@@ -164,7 +166,7 @@ def test_joining_and_leaving(prior: str) -> None:
 
 def test_one_expert_keeps_proportions_exactly() -> None:
     rng = np.random.default_rng(5)
-    engine = Ensemble(Roster(30, None), exploration=0.2, experts=1)
+    engine = OSMDExperts(Roster(30, None), exploration=0.2, experts=1)
     for _ in range(40):
         ids, p = engine.draw(rng.random((5, 2)))
         clients, _, _, weights = weigh_with_replacement(ids, p, 5)
@@ -186,7 +188,7 @@ def test_one_expert_keeps_proportions_exactly() -> None:
 def test_draws_follow_the_mixture() -> None:
     """Every cell of a fine grid of uniforms counts once: the shares are the probabilities, to the grid."""
     rng = np.random.default_rng(8)
-    engine = Ensemble(Roster(12, np.linspace(1.0, 3.0, 12)), exploration=0.3, experts=3)
+    engine = OSMDExperts(Roster(12, np.linspace(1.0, 3.0, 12)), exploration=0.3, experts=3)
     for _ in range(30):
         ids, p = engine.draw(rng.random((4, 2)))
         clients, _, _, weights = weigh_with_replacement(ids, p, 4)
@@ -206,7 +208,7 @@ def test_draws_follow_the_mixture() -> None:
 
 def test_heavy_finds_everybody_who_is() -> None:
     rng = np.random.default_rng(9)
-    engine = Ensemble(Roster(300, rng.dirichlet(np.full(300, 0.3)) + 1e-6), exploration=0.2, experts=4)
+    engine = OSMDExperts(Roster(300, rng.dirichlet(np.full(300, 0.3)) + 1e-6), exploration=0.2, experts=4)
     for _ in range(100):
         ids, p = engine.draw(rng.random((10, 2)))
         clients, _, _, weights = weigh_with_replacement(ids, p, 10)
@@ -222,7 +224,7 @@ def test_heavy_finds_everybody_who_is() -> None:
 def test_a_spike_after_which_nobody_else_counts() -> None:
     """The lazy scale is rebased: a thousand spikes in a row overflow nothing."""
     rng = np.random.default_rng(1)
-    engine = Ensemble(Roster(50, None), exploration=0.1, experts=3)
+    engine = OSMDExperts(Roster(50, None), exploration=0.1, experts=3)
     for _ in range(1000):
         client = np.array([rng.integers(50)])
         engine.advance(client, np.ones(1), np.array([1381.0]), 1, np.log([1.0, 2.0, 4.0]), -np.inf)
@@ -234,7 +236,7 @@ def test_a_spike_after_which_nobody_else_counts() -> None:
 def test_nodes_are_always_those_of_their_children() -> None:
     """After any history the trees equal, to the bit, trees grown anew from the same leaves."""
     rng = np.random.default_rng(2)
-    engine = Ensemble(Roster(5000, None), exploration=0.4, experts=4)
+    engine = OSMDExperts(Roster(5000, None), exploration=0.4, experts=4)
     for _ in range(200):
         ids, p = engine.draw(rng.random((50, 2)))
         clients, _, _, weights = weigh_with_replacement(ids, p, 50)
@@ -248,7 +250,7 @@ def test_nodes_are_always_those_of_their_children() -> None:
 def test_a_step_that_is_huge_and_yet_ends_below_one() -> None:
     """From a mass of 1e-95 even a step of 205 in logs makes no more than 1e-6."""
     masses = np.array([1.0 - 1e-95, 1e-95])
-    engine = Ensemble(Roster(2, masses), exploration=0.4, experts=1)
+    engine = OSMDExperts(Roster(2, masses), exploration=0.4, experts=1)
     dense = Dense(masses.copy(), 0.4, 1)
     log_rate = np.array([np.log(205.0) - 190.0 * np.log(10.0)])
     cohort = Cohort(0, 1, [1], [1], [1.0], [1.0])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sortition.core.variance import log_feedback as specified
+from sortition.engine.clients import Roster
 from sortition.engine.feedback import log_feedback
-from sortition.engine.roster import Roster
 
 
 @pytest.mark.parametrize("masses", [None, np.array([0.5, 0.0, 0.25, 0.125, 0.125])], ids=["alike", "own"])

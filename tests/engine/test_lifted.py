@@ -9,8 +9,8 @@ import pytest
 
 from sortition import AvareSampler, EmpiricalBayesSampler, MABSSampler, VRBSampler
 from sortition.engine import mixture
-from sortition.engine.lifted import Lifted
-from sortition.engine.roster import Roster
+from sortition.engine.clients import Roster
+from sortition.engine.reweighted import ReweightedPrior
 
 EXACT = 1e-12
 
@@ -37,7 +37,7 @@ def test_a_heavy_newcomer_leaves_the_others_their_mass(build: Any, mass: float) 
 
 
 def test_a_light_stranger_beside_one_who_has_nothing() -> None:
-    lifted = Lifted(Roster(2, np.array([1.0, 1e-9])), share=0.1)
+    lifted = ReweightedPrior(Roster(2, np.array([1.0, 1e-9])), share=0.1)
     lifted.lift(np.array([0]), np.array([-30.0]))
     assert lifted.everybody().sum() == pytest.approx(1.0, abs=EXACT)
 
@@ -45,7 +45,7 @@ def test_a_light_stranger_beside_one_who_has_nothing() -> None:
 def test_strangers_are_counted_through_any_history() -> None:
     rng = np.random.default_rng(0)
     for masses in (None, 10.0 ** rng.uniform(-9.0, 9.0, size=30)):
-        lifted = Lifted(Roster(30, masses), share=0.2)
+        lifted = ReweightedPrior(Roster(30, masses), share=0.2)
         for _ in range(60):
             here = np.flatnonzero(lifted.everybody())
             lifted.lift(rng.choice(here, size=2, replace=False), 20.0 * rng.normal(size=2), rng.normal())
@@ -55,11 +55,11 @@ def test_strangers_are_counted_through_any_history() -> None:
                 lifted.remove(rng.choice(np.flatnonzero(lifted.everybody()), size=2, replace=False))
             unmet = lifted.slots_of(np.arange(lifted.roster.ids)) < 0
             expected = lifted.roster.masses(None)[unmet].sum()
-            assert sum(lifted._strangers) == pytest.approx(expected, rel=EXACT)
+            assert sum(lifted._unseen) == pytest.approx(expected, rel=EXACT)
             assert lifted.everybody().sum() == pytest.approx(1.0, abs=EXACT)
-        again = Lifted(lifted.roster, share=0.2)
+        again = ReweightedPrior(lifted.roster, share=0.2)
         again.restore(lifted.state())
-        assert again._strangers == lifted._strangers
+        assert again._unseen == lifted._unseen
 
 
 def test_everything_falls_by_six_hundred_orders_of_magnitude() -> None:
@@ -93,7 +93,7 @@ def test_a_billion_after_their_giant_has_left(build: Any, others: list[int]) -> 
 
 def test_strangers_with_next_to_nothing_of_the_prior_are_drawn_as_often_as_they_should() -> None:
     """Some in the block, some with masses of their own, beside a giant that was met and has nothing."""
-    lifted = Lifted(Roster(6, None), share=1e-3)
+    lifted = ReweightedPrior(Roster(6, None), share=1e-3)
     lifted.add(np.array([1e12, 1.0, 2.0]))  # 6, 7, 8
     lifted.remove(np.array([1]))
     lifted.lift(np.array([0, 2, 6]), np.full(3, -60.0))
@@ -106,6 +106,6 @@ def test_strangers_with_next_to_nothing_of_the_prior_are_drawn_as_often_as_they_
     total, prior, table, *_, strangers = lifted._all
     for tries in (0, 3, 300):  # the same law, whatever the tries before they are looked for one by one
         uniforms = rng.random(20_000)
-        found = [mixture.draw_stranger(u, total, prior, table, strangers, tries) for u in uniforms]
+        found = [mixture.draw_unseen(u, total, prior, table, strangers, tries) for u in uniforms]
         shares = np.bincount(found, minlength=9) / len(uniforms)
         assert shares == pytest.approx(np.array([0, 0, 0, 1, 1, 1, 0, 1, 2]) / 6.0, abs=0.015)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sortition import StateError
-from sortition.engine.roster import Roster
-from sortition.engine.table import Table
+from sortition.engine.clients import Roster, Table
 
 keys = st.one_of(st.integers(0, 40), st.integers(0, 2**62))
 

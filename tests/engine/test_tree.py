@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sortition.engine.tree import SumTree
+from sortition.engine.sumtree import SumTree
 
 values = hnp.arrays(
     np.float64, st.integers(1, 700), elements=st.sampled_from([0.0, 0.5, 1.0, 3.0, 1e6, 1e-9])

@@ -102,7 +102,7 @@ def test_who_leaves_does_not_change_what_is_known_of_the_others() -> None:
         sampler.observe(cohort, norms[cohort.clients])
     sampler.remove_clients([0])
     cohort = sampler.draw()
-    slots = sampler._lifted.slots_of(cohort.clients)
+    slots = sampler._reweighted.slots_of(cohort.clients)
     before = sampler._seen[slots, 0]
     sampler.observe(cohort, norms[cohort.clients])
     assert (slots >= 0).all()

@@ -20,9 +20,7 @@ from sortition import (
     OSMDSampler,
 )
 from sortition.core.designs import DESIGNS
-from sortition.samplers.outliers import median_and_quantile
-from sortition.samplers.watch import BELIEVED, Watch
-from sortition.samplers.yardstick import OUTDATED, REMEMBERED
+from sortition.samplers.guard import BELIEVED, OUTDATED, REMEMBERED, GuardState, median_and_quantile
 from sortition.testing import check_sampler
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, train
 
@@ -87,7 +85,7 @@ def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
     """Median 2 and third quartile 3 of (1, 2, 3, 1e6): the factor 10 decides, or the fence if it is more."""
     cohort, norms = cohort_of([4, 5, 6, 7], [1.0] * 4), np.array([1.0, 2.0, 3.0, 1e6])
     for guard, bound in ((Guard(clip_factor=10.0, fence=1.0), 30.0), (Guard(fence=12.0), 3.0 * 1.5**12)):
-        watch = Watch(replace(guard, trial_replies=0))
+        watch = GuardState(replace(guard, trial_replies=0))
         assert watch.norm_bound == np.inf
         clipped = watch.clip(cohort, norms)
         assert clipped.tolist() == [1.0, 2.0, 3.0, pytest.approx(bound)]
@@ -99,7 +97,7 @@ def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
 
 def test_replying_often_does_not_move_the_quantile() -> None:
     """A colluder that has replied in a hundred cohorts is one of twenty clients."""
-    watch = Watch(TEN)
+    watch = GuardState(TEN)
     watch.clip(cohort_of(list(range(1, 20)), [1.0] * 19), np.ones(19))
     for t in range(1, 101):
         clipped = watch.clip(cohort_of([0], [0.1], round_index=t), np.array([1e9]))
@@ -108,7 +106,7 @@ def test_replying_often_does_not_move_the_quantile() -> None:
 
 def test_being_drawn_often_does_not_move_the_quantile() -> None:
     """Of clients that are seldom drawn, those ten times as likely to be weigh a tenth."""
-    watch, unweighted = Watch(TEN), Watch(TEN)
+    watch, unweighted = GuardState(TEN), GuardState(TEN)
     clients, norms = list(range(29)), np.array([1e9] * 10 + [1.0] * 19)
     watch.clip(cohort_of(clients, [100.0] * 10 + [1000.0] * 19), norms)
     assert watch.norm_bound == pytest.approx(10.0)
@@ -138,7 +136,7 @@ def test_colluders_shift_the_quantiles_by_their_share_and_not_further() -> None:
 
 def test_one_reply_of_great_weight_does_not_decide() -> None:
     """A client that is hardly ever drawn has a great weight when it is: its lie must not become the level."""
-    watch = Watch(TEN)
+    watch = GuardState(TEN)
     clipped = watch.clip(
         cohort_of([0, 1, 2, 3, 4], [500.0, 1.0, 1.0, 1.0, 1.0]), np.array([1e6, 1.0, 1.0, 1.0, 1.0])
     )
@@ -157,7 +155,7 @@ def test_the_clip_has_no_scale(scale: float) -> None:
 
 def test_the_bound_follows_the_norms() -> None:
     """Training makes norms fall, and a new phase makes them rise: what was said before does not count."""
-    watch = Watch(TEN)
+    watch = GuardState(TEN)
     for level in (1.0, 1e-3, 1e3):
         watch.clip(cohort_of(list(range(10)), [1.0] * 10), np.full(10, level))
         assert watch.norm_bound == pytest.approx(10.0 * level)
@@ -165,7 +163,7 @@ def test_the_bound_follows_the_norms() -> None:
 
 def test_who_fell_silent_is_no_yardstick() -> None:
     """Thirty clients with norms of 1 outvote ten with smaller ones, until they are outdated."""
-    watch, others = Watch(TEN), cohort_of(list(range(30, 40)), [1.0] * 10)
+    watch, others = GuardState(TEN), cohort_of(list(range(30, 40)), [1.0] * 10)
     watch.clip(cohort_of(list(range(30)), [1.0] * 30), np.ones(30))
     for replies in range(30, OUTDATED + 20, 10):
         watch.clip(others, np.full(10, 1e-3))
@@ -175,7 +173,7 @@ def test_who_fell_silent_is_no_yardstick() -> None:
 def test_the_last_replies_are_remembered() -> None:
     """Of a cohort larger than what is remembered, the last ones judge."""
     size = 20 * REMEMBERED
-    watch = Watch(TEN)
+    watch = GuardState(TEN)
     watch.clip(
         cohort_of(list(range(size)), [1.0] * size), np.repeat([1.0, 1e-3], [size - REMEMBERED, REMEMBERED])
     )
@@ -184,20 +182,20 @@ def test_the_last_replies_are_remembered() -> None:
 
 def test_trial_replies_are_believed() -> None:
     """The first ten are; the bound that they set holds for updates from the start, and then for norms."""
-    watch = Watch(Guard(clip_factor=10.0, fence=6.0, trial_replies=10))
+    watch = GuardState(Guard(clip_factor=10.0, fence=6.0, trial_replies=10))
     for t, believed in enumerate((1e6, 1e6, 10.0)):
         cohort = cohort_of(list(range(5 * t, 5 * t + 5)), [1.0] * 5, round_index=t)
         assert watch.clip(cohort, np.array([1.0, 1.0, 1.0, 1.0, 1e6]))[-1] == pytest.approx(believed)
         assert watch.norm_bound == pytest.approx(10.0)
     assert [suspect.client for suspect in watch.suspects()] == [14]
-    fresh = Watch(Guard(clip_factor=10.0, fence=6.0, trial_replies=10))
+    fresh = GuardState(Guard(clip_factor=10.0, fence=6.0, trial_replies=10))
     lie = fresh.clip(cohort_of(list(range(5)), [1.0] * 5), np.array([1.0, 1.0, 1.0, 1.0, 1e300]))[-1]
     assert lie == pytest.approx(10.0 * BELIEVED)
 
 
 def test_zeros_are_no_level() -> None:
     """Clients that have nothing to send, or say so, do not pull the bound down."""
-    watch = Watch(TEN)
+    watch = GuardState(TEN)
     clipped = watch.clip(cohort_of([0, 1, 2, 3, 4], [1.0] * 5), np.array([0.0, 0.0, 0.0, 0.0, 5.0]))
     assert clipped.tolist() == [0.0, 0.0, 0.0, 0.0, 5.0]
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition import AvareSampler, EmpiricalBayesSampler, Guard
-from sortition.samplers.outliers import (
+from sortition.samplers.guard import (
     UNCERTAINTY,
     Fences,
     all_ordinary,
@@ -105,7 +105,7 @@ def test_the_share_that_log_normal_norms_explain(monkeypatch: pytest.MonkeyPatch
     """A hundred thousand of them: those above the bound hold what the formula says."""
     norms = np.exp(2.0 * np.random.default_rng(0).standard_normal(100_000))
     fences = Fences(outlier_factor=5.0, outlier_fence=1.0, clip_factor=100.0, clip_fence=3.0)
-    monkeypatch.setattr("sortition.samplers.outliers.UNCERTAINTY", 1.0)
+    monkeypatch.setattr("sortition.samplers.guard.UNCERTAINTY", 1.0)
     bounds = bounds_of(np.log(norms), np.ones(len(norms)), fences)
     held = norms[np.log(norms) > bounds.outlier].sum() / norms.sum()
     assert bounds.expected_share == pytest.approx(held, abs=0.02)
@@ -133,13 +133,13 @@ def test_the_quick_test_agrees_with_the_bounds(norms: list[float], data: st.Data
 
 def test_many_outliers_are_summed_up_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond so many the last replies say whether it is worth while; when it matters, they say so."""
-    monkeypatch.setattr("sortition.samplers.watch.MANY", 3)
+    monkeypatch.setattr("sortition.samplers.guard.MANY", 3)
     assert liars_hold("avare", Guard(outliers_share=0.3), 1e6, 5) <= 0.3 * (1.0 + 1e-9)
 
 
 def test_many_outliers_do_not_escape_by_falling_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever lies once and is silent from then on makes up for no replies, but is summed up all the same."""
-    monkeypatch.setattr("sortition.samplers.watch.MANY", 100)
+    monkeypatch.setattr("sortition.samplers.guard.MANY", 100)
     clients, liars = 1200, 110
     sampler = AvareSampler(
         num_clients=clients, cohort_size=600, design="without_replacement", guard=Guard(), seed=0

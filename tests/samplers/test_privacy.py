@@ -17,7 +17,7 @@ from sortition import (
     StateError,
     UniformSampler,
 )
-from sortition.core.privacy import gaussian_epsilon
+from sortition.core.accounting import gaussian_epsilon
 from sortition.samplers.privacy import Noise
 from sortition.testing import check_sampler
 from tests.helpers import same_cohort, train

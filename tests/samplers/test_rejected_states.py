@@ -16,7 +16,7 @@ from sortition import (
     StateError,
     VRBSampler,
 )
-from sortition.samplers.state import STATE_VERSION
+from sortition.samplers.base import STATE_VERSION
 from tests.helpers import train
 from tests.samplers.builders import K, M, adaptive, assert_refused, build, every_sampler, osmd
 

@@ -23,7 +23,7 @@ from tests.helpers import norms_for, same_state, train
 
 CROWD = ("ratios", "scales", "bases", "log_expert_weights", "joined_masses", "weights.joined_masses")
 SHIFTED = (*CROWD, "logs", "shift")
-LIFTED = (*SHIFTED, "stranger_log", "share")
+LIFTED = (*SHIFTED, "unseen_log", "share")
 GUARD = ("guard.logs", "guard.rates", "guard.outlying", "guard.limits", "trial.told")
 ENGINES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "osmd": (lambda **common: OSMDSampler(learning_rate=0.01, **common), CROWD),

@@ -20,8 +20,7 @@ from sortition import (
     VRBSampler,
 )
 from sortition.core.variance import log_feedback
-from sortition.samplers.outliers import among
-from sortition.samplers.watch import Watch
+from sortition.samplers.guard import GuardState, among
 from tests.helpers import SAMPLERS, same_cohort, same_state
 
 M, K = 40, 4
@@ -278,7 +277,7 @@ def test_a_trial_ends_where_nearly_all_norms_are_zero() -> None:
 
 def test_on_trial_no_update_is_longer_than_the_median_allows() -> None:
     """Two liars of a first cohort of five are the third quartile; and three of twenty the ninth decile."""
-    watch = Watch(Guard())
+    watch = GuardState(Guard())
     watch.clip(cohort_of([0, 1, 2, 3, 4]), np.array([1.0, 1e6, 2.0, 1e6, 3.0]))
     assert watch.norm_bound == pytest.approx(300.0)
     watch.clip(cohort_of(list(range(5, 20))), np.full(15, 4.0))

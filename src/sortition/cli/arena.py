@@ -11,7 +11,7 @@ from rich.console import Console
 from sortition.cli.app import app
 from sortition.cli.options import one_of, some_of, whole_number, writable_directory, write_text
 from sortition.cli.progress import RoundsProgress
-from sortition.experiments.arena import (
+from sortition.lab.arena import (
     ENVIRONMENTS,
     SPLITS,
     Arena,
@@ -21,10 +21,10 @@ from sortition.experiments.arena import (
     run_closed_loop,
     run_replay,
 )
-from sortition.experiments.compare import BASELINE
-from sortition.experiments.contestants import CONTESTANTS
-from sortition.reports.arena import MEASURES, arena_json, arena_table, closed_loop_table, heat_map
-from sortition.reports.page import picture_png, picture_svg
+from sortition.lab.compare import BASELINE
+from sortition.lab.contestants import CONTESTANTS
+from sortition.lab.reports.arena import MEASURES, arena_json, arena_table, closed_loop_table, heat_map
+from sortition.lab.reports.page import picture_png, picture_svg
 
 MODES = ("replay", "closed", "both")
 LONGEST_NAME = max(map(len, ENVIRONMENTS))

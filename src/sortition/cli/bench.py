@@ -14,7 +14,7 @@ from rich.table import Table
 
 from sortition.cli.app import app
 from sortition.cli.options import one_of, whole_number, writable_file, write_text
-from sortition.experiments.bench import REGIMES, Measurement, Regime, measure_each
+from sortition.lab.bench import REGIMES, Measurement, Regime, measure_each
 
 MOST_CLIENTS = 1e15
 DEFAULT_CLIENTS = "1e3,1e4,1e5,1e6,1e7,1e8,1e9"
@@ -119,8 +119,8 @@ def _table(results: list[Measurement]) -> Table:
             _time(result.choice_median),
             "-" if math.isnan(ratio) else f"{ratio:.3g}" if ratio < 1000 else f"{ratio:.0f}",
             _time(result.dense_median),
-            _short(result.clients_met),
-            f"{result.share_of_met:.2f}",
+            _short(result.clients_seen),
+            f"{result.share_of_seen:.2f}",
             f"{result.share_adapted:.2f}",
             f"{result.peak_megabytes:.0f}",
         )

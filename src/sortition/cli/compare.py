@@ -9,17 +9,17 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from sortition.algorithms import FedSGD
 from sortition.cli.app import app
 from sortition.cli.options import number, one_of, some_of, whole_number, writable_file, write_text
 from sortition.cli.progress import RoundsProgress
 from sortition.core.designs import DESIGNS, Design
-from sortition.experiments import BASELINE, CONTESTANTS, Comparison, compare
-from sortition.experiments.contestants import INDEPENDENT_ONLY
-from sortition.problems import STEP_SIZE, DigitsFederation
-from sortition.reports.comparison_page import comparison_page
-from sortition.reports.export import comparison_json
-from sortition.reports.table import HOW_TO_READ, comparison_table
+from sortition.lab.algorithms import FedSGD
+from sortition.lab.compare import BASELINE, Comparison, compare
+from sortition.lab.contestants import CONTESTANTS, INDEPENDENT_ONLY
+from sortition.lab.problems import STEP_SIZE, DigitsFederation
+from sortition.lab.reports.comparison_page import comparison_page
+from sortition.lab.reports.export import comparison_json
+from sortition.lab.reports.table import HOW_TO_READ, comparison_table
 
 DEFAULT_SAMPLERS = ",".join(name for name in CONTESTANTS if name not in {"doubling-osmd", *INDEPENDENT_ONLY})
 

@@ -11,10 +11,10 @@ import typer
 from sortition.cli.app import app
 from sortition.cli.options import one_of, whole_number
 from sortition.cli.progress import RoundsProgress
-from sortition.experiments.reproduce import FIGURES, FULL, QUICK, VARIANTS, Result, Variant, execute, plan
-from sortition.experiments.reproduce.store import write_whole
-from sortition.reports.markdown import fill_page, read_page
-from sortition.reports.reproduction import check_outputs, provenance, report_page, write_figure
+from sortition.lab.reports.markdown import fill_page, read_page
+from sortition.lab.reports.reproduction import check_outputs, provenance, report_page, write_figure
+from sortition.lab.reproduce import FIGURES, FULL, QUICK, VARIANTS, Result, Variant, execute, plan
+from sortition.lab.reproduce.store import write_whole
 
 EVERYTHING = "all"
 

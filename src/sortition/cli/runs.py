@@ -114,7 +114,7 @@ def report(
     good: Good = False,
 ) -> None:
     """Make a page of a recorded run: one HTML file that opens offline."""
-    from sortition.reports.ledger_page import ledger_page
+    from sortition.lab.reports.ledger_page import ledger_page
 
     target = run.with_name(run.name + ".html") if output is None else output
     with _reading(run, good) as record:

@@ -28,8 +28,8 @@ at; by this factor a stranger to one expert of a mixture may stand above a stran
 class Capped(Distribution):
     """``inner`` under the ceilings of ``clients`` (ascending ids) and a ``cap`` for everybody.
 
-    >>> from sortition.engine.prior import Prior
-    >>> from sortition.engine.roster import Roster
+    >>> from sortition.engine.fixed import Prior
+    >>> from sortition.engine.clients import Roster
     >>> inner = Prior(Roster(3, np.array([0.6, 0.2, 0.2])))
     >>> capped = Capped(inner, np.array([0]), np.array([0.3]), cap=1.0)
     >>> capped.everybody()

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.roster import Masses, Roster, mass_of
+from sortition.engine.clients import Masses, Roster, mass_of
 
 
 @njit(cache=True)

@@ -10,9 +10,8 @@ from sortition.core.cohort import Cohort
 from sortition.core.state import count
 from sortition.core.types import FloatArray
 from sortition.core.validation import number_between, positive_number
-from sortition.engine.greedy import Greedy
-from sortition.samplers.base import BaseSampler, Common
-from sortition.samplers.state import Config
+from sortition.engine.floored import FlooredProportional
+from sortition.samplers.base import BaseSampler, Common, Config
 
 
 class AvareSampler(BaseSampler):
@@ -46,14 +45,16 @@ class AvareSampler(BaseSampler):
     ) -> None:
         super().__init__(**common)
         self._offset = positive_number(
-            "floor_offset", self._founders if floor_offset is None else floor_offset
+            "floor_offset", self._initial_clients if floor_offset is None else floor_offset
         )
         self._decay = number_between("floor_decay", floor_decay, 0.0, 3.0)
-        self._smallest_floor = number_between("smallest_floor", smallest_floor, 0.0, 1.0 / self._founders)
+        self._smallest_floor = number_between(
+            "smallest_floor", smallest_floor, 0.0, 1.0 / self._initial_clients
+        )
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._distribution = self._greedy = Greedy(self._roster)
+        self._distribution = self._floored = FlooredProportional(self._roster)
         self._learnt_rounds = 0
 
     def floor(self) -> float:
@@ -63,12 +64,12 @@ class AvareSampler(BaseSampler):
         return min(self._smallest_floor + shrinking, 1.0 / self.num_clients)
 
     def _membership_changed(self, weight_factor: float) -> None:
-        self._greedy.raise_all(math.log(weight_factor))  # heights go with lambda
+        self._floored.raise_all(math.log(weight_factor))  # heights go with lambda
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         self._learnt_rounds += 1
         exploration = self.floor() * self.num_clients
-        self._greedy.record(cohort.clients, 0.5 * log_feedback, exploration=exploration)
+        self._floored.record(cohort.clients, 0.5 * log_feedback, exploration=exploration)
 
     def _config(self) -> Config:
         return {
@@ -78,9 +79,9 @@ class AvareSampler(BaseSampler):
         }
 
     def _state(self) -> dict[str, Any]:
-        return {**self._greedy.state(), "learnt_rounds": self._learnt_rounds}
+        return {**self._floored.state(), "learnt_rounds": self._learnt_rounds}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         rounds = count(state, "learnt_rounds")
-        self._greedy.restore(state)
+        self._floored.restore(state)
         self._learnt_rounds = rounds

@@ -1,28 +1,153 @@
-"""Empirical Bayes: the default sampler. It needs no horizon, no bound and no pre-training."""
+"""What empirical Bayes learns of the clients as a whole, so that each of them can be shrunk towards it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.lifted import Lifted
-from sortition.engine.roster import Roster
+from sortition.engine.clients import Roster
+from sortition.engine.reweighted import ReweightedPrior
 from sortition.samplers.base import BaseSampler, Common
 from sortition.samplers.guard import Guard
-from sortition.samplers.population import (
-    HIGHEST,
-    LOWEST,
-    Constants,
-    Population,
-    log_mean_exp,
-)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The numbers that stay, each with an ablation in ``docs/default-sampler.md``."""
+
+    prior_uniform: float = 0.1
+    """Share of the prior that is uniform; the rest goes by the data sizes."""
+    least_share: float = 0.12
+    """Share of the draws that come from the prior, at first and at least: it bounds the weights."""
+    discovery: float = 1.5
+    """A round in which the prior's draws were worth more than this multiplies the share by that worth."""
+    share_hold: float = 0.3
+    """How fast the share falls else: by e^-hold in the time in which everybody could be drawn once."""
+    loss_memory: float = 0.9
+    """Memory of the running loss that tells a round of much loss from one of little."""
+    level_rate: float = 0.1
+    """How fast the common level follows."""
+    surprise: float = 0.7
+    """Two surprises in a row that are alike and beyond this, in standard deviations, shorten the memory."""
+    forgetting: float = 0.5
+    """What is then left of it."""
+    jump: float = 3.0
+    """A surprise upwards beyond this makes the client start anew."""
+    caution: float = 1.5
+    """A surprise downwards counts for at most so many standard deviations."""
+    largest_ratio: float = 4.0
+    """One client's ratio of seen to expected feedback counts for at most this, where the level follows."""
+    first_noise: float = 0.5
+    """The variance of one observation around its client's mean, before any was seen twice; counts as two."""
+    largest_deviation: float = 5.0
+    """One logarithm's distance from its client's mean counts for at most this, where noise is estimated."""
+
+
+LEAST_SPREAD = 1e-3
+"""A variance between clients is taken to be at least this: one divides by it."""
+LOWEST, HIGHEST = -60.0, 300.0
+"""Bounds of the logarithms, relative to the population's mean and to the level."""
+
+
+@dataclass
+class Population:
+    """Running sums; all logarithms are of feedback over the squared prior, relative to the common level."""
+
+    level: float = math.nan
+    """The common level that all logarithms are relative to; nan before the first feedback."""
+    log_loss: float = math.nan
+    """Logarithm of the running estimate of the variance loss."""
+    met: float = 0.0
+    """Clients met."""
+    first_squares: float = 0.0
+    """Sum of exp(x) over first sightings: what a stranger is expected to have."""
+    means: float = 0.0
+    """Sum of the clients' means."""
+    square_means: float = 0.0
+    """Sum of their squares."""
+    inverse_visits: float = 0.0
+    """Sum of one over the clients' visits: how much of the means' spread is noise."""
+    noise: float = 0.0
+    """Sum of squared deviations of observations from their clients' means."""
+    noise_count: float = 0.0
+
+    @classmethod
+    def before(cls, noise: float) -> Population:
+        """Nobody was met; the noise is a guess, which counts for two observations."""
+        return cls(noise=2.0 * noise, noise_count=2.0)
+
+    @property
+    def noise_variance(self) -> float:
+        """Variance of one observation around its client's mean."""
+        return self.noise / self.noise_count
+
+    @property
+    def mean(self) -> float:
+        """The mean of the clients' means."""
+        return self.means / self.met if self.met else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Variance of the clients' means, noise included."""
+        return max(self.square_means / self.met - self.mean**2, LEAST_SPREAD)
+
+    @property
+    def pseudo_visits(self) -> float:
+        """How many visits the population counts for, beside a client's own: noise over signal."""
+        noise = self.noise_variance
+        signal = self.spread - noise * self.inverse_visits / self.met
+        return noise / max(signal, LEAST_SPREAD)
+
+    @property
+    def stranger(self) -> float:
+        """log E[exp(x)] of a client that was never met."""
+        return math.log(self.first_squares / self.met)
+
+    def follow_level(self, ratios: FloatArray, weights: FloatArray, cohort_size: int, rate: float) -> float:
+        """Move the level towards what was seen of clients known before, and say by how much."""
+        total = float(weights.sum())
+        if total == 0.0:
+            return 0.0
+        mean = float(ratios @ weights) / total
+        change = math.log1p(rate * min(1.0, total / cohort_size) * (mean - 1.0))
+        self.level += change
+        return change
+
+    def count_noise(self, deviations: FloatArray, visits: FloatArray, largest: float) -> None:
+        """Take in how far clients known before were from their means."""
+        self.noise += float(np.sum(np.minimum(deviations**2, largest**2) * visits / (visits + 1.0)))
+        self.noise_count += len(deviations)
+
+    def count_strangers(self, x: FloatArray) -> None:
+        """Take in first sightings."""
+        self.met += len(x)
+        self.first_squares += float(np.exp(x).sum())
+        self.means += float(x.sum())
+        self.square_means += float((x**2).sum())
+        self.inverse_visits += len(x)
+
+    def revise(
+        self, before: FloatArray, after: FloatArray, visits_before: FloatArray, visits_after: FloatArray
+    ) -> None:
+        """Take in that clients' means have moved."""
+        self.means += float((after - before).sum())
+        self.square_means += float((after**2 - before**2).sum())
+        self.inverse_visits += float((1.0 / visits_after - 1.0 / visits_before).sum())
+
+
+def log_mean_exp(logs: FloatArray, counts: IntArray) -> float:
+    """Logarithm of the mean of exp(logs), each counted as often as it was drawn."""
+    top = logs.max()
+    return float(top + math.log(np.average(np.exp(logs - top), weights=counts)))
+
 
 KEPT = 3
 """What is kept of a client that was met: mean, visits, last surprise."""
@@ -59,12 +184,14 @@ class EmpiricalBayesSampler(BaseSampler):
         super().__init__(**common)
         uniform = self.constants.prior_uniform
         if self._given_weights is not None:
-            mixed = (1.0 - uniform) * self._given_weights + uniform / self._founders
-            self._roster = Roster(self._founders, mixed)
+            mixed = (1.0 - uniform) * self._given_weights + uniform / self._initial_clients
+            self._roster = Roster(self._initial_clients, mixed)
         self._start_anew()
 
     def _start_anew(self) -> None:
-        self._distribution = self._lifted = Lifted(self._roster, share=self.constants.least_share)
+        self._distribution = self._reweighted = ReweightedPrior(
+            self._roster, share=self.constants.least_share
+        )
         self._population = Population.before(self.constants.first_noise)
         self._seen = np.zeros((0, KEPT))  # one row a slot
 
@@ -79,10 +206,10 @@ class EmpiricalBayesSampler(BaseSampler):
             if log_ratios.max() == -math.inf:
                 return  # zeros alone: not even a level to be had
             people.level = log_mean_exp(log_ratios, cohort.counts)
-        p = self._lifted.look_up(clients)
-        learnt = np.maximum(p - self._lifted.weights[0] * prior, 0.0)  # what is not the prior's share
+        p = self._reweighted.look_up(clients)
+        learnt = np.maximum(p - self._reweighted.weights[0] * prior, 0.0)  # what is not the prior's share
         self._tune_share(cohort.weights, log_feedback, p, prior)
-        expected = 2.0 * self._lifted.logs(clients)
+        expected = 2.0 * self._reweighted.logs(clients)
         slots = self._meet(clients)
         mean, visits, last_surprise = self._seen[slots].T
         known = visits > 0.0
@@ -107,7 +234,7 @@ class EmpiricalBayesSampler(BaseSampler):
 
         own = new_visits / (new_visits + people.pseudo_visits)
         logs = 0.5 * (own * new_mean + (1.0 - own) * people.stranger)
-        self._lifted.lift(clients, logs, 0.5 * people.stranger)
+        self._reweighted.lift(clients, logs, 0.5 * people.stranger)
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
         """A newcomer's prior goes by its lambda too, if that is given."""
@@ -154,26 +281,41 @@ class EmpiricalBayesSampler(BaseSampler):
         worth = float(np.exp(log_parts - scale) @ (prior / p)) + 1.0 - math.exp(log_loss - scale)
         falling = math.exp(-c.share_hold * self._cohort_size / self.num_clients)
         factor = worth if worth > c.discovery else falling
-        self._lifted.share = min(max(factor * self._lifted.share, c.least_share), 1.0)
+        self._reweighted.share = min(max(factor * self._reweighted.share, c.least_share), 1.0)
 
     def _meet(self, clients: IntArray) -> IntArray:
-        slots = self._lifted.meet(clients)
-        missing = len(self._lifted.ratios) - len(self._seen)
+        slots = self._reweighted.meet(clients)
+        missing = len(self._reweighted.ratios) - len(self._seen)
         if missing > 0:
             self._seen = np.concatenate((self._seen, np.zeros((missing, KEPT))))
         return slots
 
     def _state(self) -> dict[str, Any]:
-        seen = self._seen[: self._lifted.count].copy()
-        return {**self._lifted.state(), **asdict(self._population), "seen": seen}
+        seen = self._seen[: self._reweighted.count].copy()
+        return {**self._reweighted.state(), **asdict(self._population), "seen": seen}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         unknown = ("level", "log_loss")  # before the first feedback
         population = Population(
             **{f.name: number(state, f.name, nan=f.name in unknown) for f in fields(Population)}
         )
-        met = array(state, "met_clients", np.int64, (None,))
+        met = array(state, "seen_clients", np.int64, (None,))
         seen = array(state, "seen", np.float64, (len(met), KEPT))
         check("seen", seen, np.isfinite(seen), "finite")
-        self._lifted.restore(state)
+        self._reweighted.restore(state)
         self._population, self._seen = population, seen
+
+
+def default_sampler(
+    num_clients: int, cohort_size: int, client_weights: ArrayLike | None = None, **options: Any
+) -> EmpiricalBayesSampler:
+    """The best sampler that we know of, with nothing to tune: ``EmpiricalBayesSampler``.
+
+    ``options`` are those of every sampler: ``design``, ``seed``, ``guard`` and ``privacy``.
+
+    >>> default_sampler(100, 5).draw().cohort_size
+    5
+    """
+    return EmpiricalBayesSampler(
+        num_clients=num_clients, cohort_size=cohort_size, client_weights=client_weights, **options
+    )

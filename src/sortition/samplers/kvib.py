@@ -14,10 +14,9 @@ from sortition.core.errors import ConfigurationError
 from sortition.core.state import array, check
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, whole_number
-from sortition.engine.dense import Dense
-from sortition.samplers.base import Common
-from sortition.samplers.bounded import Bounded, BoundedSampler
-from sortition.samplers.state import Config
+from sortition.engine.fixed import Dense
+from sortition.samplers.base import Common, Config
+from sortition.samplers.feedback_bound import Bounded, BoundedSampler
 
 
 def require_independent(sampler: str, common: Common) -> None:
@@ -63,7 +62,9 @@ class KVibSampler(BoundedSampler):
         super().__init__(**bounded)
         self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
         if exploration is None:
-            exploration = min(1.0, (self._founders / (self._num_rounds * self._cohort_size)) ** (1.0 / 3.0))
+            exploration = min(
+                1.0, (self._initial_clients / (self._num_rounds * self._cohort_size)) ** (1.0 / 3.0)
+            )
         self._exploration = fraction("exploration", exploration)
         self._start_anew()
 

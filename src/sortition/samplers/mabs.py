@@ -12,9 +12,9 @@ from sortition.core.cohort import Cohort
 from sortition.core.simplex import LARGEST_STEP
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, whole_number
-from sortition.engine.lifted import Lifted
-from sortition.samplers.bounded import Bounded, BoundedSampler
-from sortition.samplers.state import Config
+from sortition.engine.reweighted import ReweightedPrior
+from sortition.samplers.base import Config
+from sortition.samplers.feedback_bound import Bounded, BoundedSampler
 
 
 class MABSSampler(BoundedSampler):
@@ -44,7 +44,7 @@ class MABSSampler(BoundedSampler):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        self._distribution = self._lifted = Lifted(self._roster, share=self._exploration)
+        self._distribution = self._reweighted = ReweightedPrior(self._roster, share=self._exploration)
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         if self.num_clients == 1:
@@ -59,18 +59,18 @@ class MABSSampler(BoundedSampler):
             + math.log(self._cohort_size)
             + np.log(cohort.weights)
             + log_feedback
-            - 2.0 * np.log(self._lifted.look_up(cohort.clients))
+            - 2.0 * np.log(self._reweighted.look_up(cohort.clients))
         )
         steps = np.exp(np.minimum(log_steps, math.log(LARGEST_STEP)))
-        raised = np.minimum(self._lifted.logs(cohort.clients) + steps, LARGEST_STEP)
-        self._lifted.lift(cohort.clients, raised)
+        raised = np.minimum(self._reweighted.logs(cohort.clients) + steps, LARGEST_STEP)
+        self._reweighted.lift(cohort.clients, raised)
 
     def _config(self) -> Config:
         return {"num_rounds": self._num_rounds, "exploration": self._exploration, **super()._config()}
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), **self._lifted.state()}
+        return {**super()._state(), **self._reweighted.state()}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._lifted.restore(state)
+        self._reweighted.restore(state)
         super()._restore(state)

@@ -16,12 +16,11 @@ from sortition.core.rates import initial_expert_weights
 from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number
-from sortition.engine.crowd import VANISHING
 from sortition.engine.drawing import Distribution, mass_without
-from sortition.samplers.base import BaseSampler
+from sortition.engine.mixture import VANISHING
+from sortition.samplers.base import BaseSampler, Config
 from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
-from sortition.samplers.state import Config
 
 CAUTION = 0.2
 """The scale-free meta rate: what a loss of twice the mixture's costs an expert in a round, in logs."""
@@ -31,7 +30,7 @@ MEMORY = 0.9
 """How much of the running loss is kept from one round to the next."""
 
 
-class Mixture(Distribution):
+class SamplerMixture(Distribution):
     """The distributions of several samplers, mixed."""
 
     def __init__(self, experts: Sequence[BaseSampler]) -> None:
@@ -160,14 +159,14 @@ class PortfolioSampler(BaseSampler):
         )
         self._meta_rate = None if meta_rate is None else positive_number("meta_rate", meta_rate)
         self._roster = first.roster
-        self._distribution = self._mixture = Mixture(experts)
+        self._distribution = self._mixture = SamplerMixture(experts)
         self._log_loss = math.nan
 
     def _start_anew(self) -> None:
         """The experts have their first weights again, whoever has joined or left."""
         for expert in self._mixture.experts:
             expert._start_anew()
-        self._distribution = self._mixture = Mixture(self._mixture.experts)
+        self._distribution = self._mixture = SamplerMixture(self._mixture.experts)
         self._log_loss = math.nan
 
     @property

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from sortition.core.accounting import gaussian_epsilon, gaussian_mu
 from sortition.core.cohort import Cohort
 from sortition.core.designs import RoundGenerator
 from sortition.core.errors import ConfigurationError, StateError
-from sortition.core.privacy import gaussian_epsilon, gaussian_mu
 from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray
 from sortition.core.validation import positive_number

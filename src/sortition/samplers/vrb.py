@@ -11,9 +11,9 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction
-from sortition.engine.lifted import Lifted
-from sortition.samplers.bounded import Bounded, BoundedSampler
-from sortition.samplers.state import Config
+from sortition.engine.reweighted import ReweightedPrior
+from sortition.samplers.base import Config
+from sortition.samplers.feedback_bound import Bounded, BoundedSampler
 
 
 class VRBSampler(BoundedSampler):
@@ -41,21 +41,21 @@ class VRBSampler(BoundedSampler):
 
     def _start_anew(self) -> None:
         super()._start_anew()
-        self._distribution = self._lifted = Lifted(self._roster, share=self._exploration)
+        self._distribution = self._reweighted = ReweightedPrior(self._roster, share=self._exploration)
 
     def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         # the roots are normalised: relative to that of a client not met they are sqrt(1 + w / offset)
-        log_offset = self._log_bound + math.log(self._founders / self._exploration)
+        log_offset = self._log_bound + math.log(self._initial_clients / self._exploration)
         gains = math.log(self._cohort_size) + np.log(cohort.weights) + log_feedback - log_offset
-        squares = 2.0 * self._lifted.logs(cohort.clients)
-        self._lifted.lift(cohort.clients, 0.5 * np.logaddexp(squares, gains))
+        squares = 2.0 * self._reweighted.logs(cohort.clients)
+        self._reweighted.lift(cohort.clients, 0.5 * np.logaddexp(squares, gains))
 
     def _config(self) -> Config:
         return {"exploration": self._exploration, **super()._config()}
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), **self._lifted.state()}
+        return {**super()._state(), **self._reweighted.state()}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        self._lifted.restore(state)
+        self._reweighted.restore(state)
         super()._restore(state)

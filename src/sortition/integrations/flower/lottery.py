@@ -21,7 +21,7 @@ from sortition.integrations.flower.identities import natural_order
 from sortition.integrations.flower.ledgers import CLIENTS, STATE, founding, ledger_file, left_at
 from sortition.integrations.flower.sizes import DataSizes
 from sortition.ledger import RecordedSampler, open_run
-from sortition.samplers.default import default_sampler
+from sortition.samplers.empirical_bayes import default_sampler
 
 SAMPLER = "sampler."
 
@@ -53,7 +53,7 @@ class Settled:
     """What the sampler is to hear, aligned with the cohort."""
 
 
-class Lottery:
+class ClientPool:
     """Draws identities, whatever numbers the sampler knows them by.
 
     A sampler multiplies each norm by the client weight that it was built with, and those are fixed before any
@@ -86,7 +86,7 @@ class Lottery:
         self._seed = whole_number("seed", seed, least=0)
         self._sampler = sampler
         self._is_default = sampler is None
-        self._founders = 0 if sampler is None else sampler.num_clients
+        self._initial_clients = 0 if sampler is None else sampler.num_clients
         self._masses: FloatArray = np.zeros(0)  # the sampler's own client weights, up to a factor
         self._ids: dict[str, int] = {}
         self._met: BoolArray = np.zeros(0, dtype=bool)
@@ -164,9 +164,9 @@ class Lottery:
         self._met = np.concatenate([self._met, np.zeros(len(newcomers), dtype=bool)])
         self._sizes.join(newcomers, reported)
         if self._sampler is None:
-            self._founders = len(newcomers)
-            self._masses = self._sizes.known_shares(np.arange(self._founders))
-            self._sampler = self._build(self._founders, self._masses)
+            self._initial_clients = len(newcomers)
+            self._masses = self._sizes.known_shares(np.arange(self._initial_clients))
+            self._sampler = self._build(self._initial_clients, self._masses)
         if self._ledger is not None and self._run is None:
             if self._ledger.exists():
                 raise ConfigurationError(f"start must be called to continue the run in {self._ledger}")
@@ -174,7 +174,9 @@ class Lottery:
         sampler = self._drawn_from()
         if self._is_default and len(self._ids) > len(self._masses):
             beyond = np.arange(len(self._masses), len(self._ids))
-            masses = self._sizes.relative_sizes(beyond, np.arange(self._founders)) / self._founders
+            masses = (
+                self._sizes.relative_sizes(beyond, np.arange(self._initial_clients)) / self._initial_clients
+            )
             self._masses = np.concatenate([self._masses, masses])
         if self._run is not None and newcomers:
             self._run.attach(self._run.round_index, CLIENTS, self.state(sampler=False))
@@ -218,7 +220,7 @@ class Lottery:
         """What a continued run needs; without the ``sampler`` where a ledger has it."""
         kept = self.sampler.state_dict() if sampler and self.sampler is not None else {}
         return {
-            "founders": self._founders,
+            "founders": self._initial_clients,
             "identities": json.dumps(self.identities),
             "met": self._met.copy(),
             "masses": self._masses.copy(),
@@ -239,7 +241,7 @@ class Lottery:
             sampler.load_state_dict(kept)
             self._sampler = sampler
         self._sizes, self._met = sizes, met
-        self._founders, self._masses = founders, masses
+        self._initial_clients, self._masses = founders, masses
         self._ids = {name: place for place, name in enumerate(identities)}
 
     # The ledger --------------------------------------------------------------------------------------
@@ -258,8 +260,8 @@ class Lottery:
         if self._ledger is None or not self._ledger.exists():
             return None
         if self._is_default:
-            self._founders, self._masses = founding(self._ledger)
-            self._sampler = self._build(self._founders, self._masses)
+            self._initial_clients, self._masses = founding(self._ledger)
+            self._sampler = self._build(self._initial_clients, self._masses)
         state, newest = left_at(self._open_run(), self._ledger)
         if newest is not None:
             self.restore(newest)
@@ -278,7 +280,7 @@ class Lottery:
         """The ledger makes its samplers itself, from the one that was given or as the default is built."""
         if self._ledger is None or self._sampler is None:
             raise ConfigurationError("a ledger must be given, and a sampler built, before a run is opened")
-        fresh, founders, masses = self._fresh, self._founders, self._masses.copy()
+        fresh, founders, masses = self._fresh, self._initial_clients, self._masses.copy()
 
         def make() -> Sampler:
             return self._build(founders, masses) if fresh is None else copy.deepcopy(fresh)

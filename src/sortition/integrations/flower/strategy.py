@@ -21,7 +21,7 @@ from sortition.core.state import scalar, text
 from sortition.integrations.flower.arrays import Model, to_plain, to_record
 from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
 from sortition.integrations.flower.inner import Inner
-from sortition.integrations.flower.lottery import Lottery, names_of
+from sortition.integrations.flower.lottery import ClientPool, names_of
 from sortition.integrations.flower.metrics import VarianceRatio, sampling_metrics
 from sortition.integrations.flower.refusals import refuse_private_wrapper
 from sortition.integrations.flower.replies import aggregated_metrics
@@ -83,7 +83,7 @@ class AdaptiveSampling(Strategy):
         ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         self._inner = Inner(inner)
-        self._lottery = Lottery(sampler, cohort_size, num_examples, seed, ledger)
+        self._lottery = ClientPool(sampler, cohort_size, num_examples, seed, ledger)
         self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
         self._ratio = VarianceRatio()
         self._query_timeout = LONGEST_QUERY

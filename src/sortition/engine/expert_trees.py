@@ -1,0 +1,178 @@
+r"""E trees side by side over the clients met so far: for each expert, who stands above the rest, and how far.
+
+Write :math:`p_{e,m} = q_m r_{e,m}` with the prior q. For expert e a client is either *raised*, with
+:math:`r_{e,m} = s_e y_{e,m}`, or it is of the *base*, where all share the ratio :math:`r_{e,0}`, the smallest
+there is. ``ratios[slot, e]`` is :math:`y_{e,m} > 0` for the raised; for the base it is 0, or negative where a
+client is to be raised again once its :math:`y` is high enough (only Avare remembers it so).
+
+Each node holds, for every expert, the sum of :math:`w_m y_{e,m}`, the sum of :math:`w_m` and the least
+:math:`y_{e,m}` over the raised clients below it, and the most :math:`y_{e,m}` that the base remembers.
+
+The experts lie side by side in memory, so that one visit serves them all. As in ``tree``, nodes are always
+recomputed from their children.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numba import njit
+
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine.sumtree import FAN
+
+Trees: TypeAlias = tuple[FloatArray, FloatArray, FloatArray, IntArray]
+"""Of every slot the ratios, one for each expert, and the mass; the nodes; where a level of them begins."""
+
+SUM, MASS, LEAST, MOST = 0, 1, 2, 3
+STATISTICS = 4
+
+
+@njit(cache=True)
+def recompute(trees: Trees, level: int, position: int) -> None:
+    """Recompute one node from its children."""
+    ratios, masses, nodes, starts = trees
+    node = nodes[starts[level] + position]
+    experts = ratios.shape[1]
+    node[SUM, :] = 0.0
+    node[MASS, :] = 0.0
+    node[LEAST, :] = np.inf
+    node[MOST, :] = 0.0
+    if level == 0:
+        for slot in range(FAN * position, min(FAN * position + FAN, masses.size)):
+            mass = masses[slot]
+            for e in range(experts):
+                y = ratios[slot, e]
+                raised = y > 0.0
+                node[SUM, e] += mass * y if raised else 0.0
+                node[MASS, e] += mass if raised else 0.0
+                node[LEAST, e] = min(node[LEAST, e], y if raised else np.inf)
+                node[MOST, e] = max(node[MOST, e], -y)
+    else:
+        first = starts[level - 1] + FAN * position
+        for child in range(first, min(first + FAN, starts[level])):
+            for e in range(experts):
+                node[SUM, e] += nodes[child, SUM, e]
+                node[MASS, e] += nodes[child, MASS, e]
+                node[LEAST, e] = min(node[LEAST, e], nodes[child, LEAST, e])
+                node[MOST, e] = max(node[MOST, e], nodes[child, MOST, e])
+
+
+@njit(cache=True)
+def rebuild(trees: Trees) -> None:
+    """Recompute every node, the lowest level first: one pass over all slots."""
+    starts = trees[3]
+    for level in range(starts.size - 1):
+        for position in range(starts[level + 1] - starts[level]):
+            recompute(trees, level, position)
+
+
+@njit(cache=True)
+def refresh(trees: Trees, slots: IntArray) -> None:
+    """Recompute the nodes above ``slots``, each once where neighbours share it."""
+    starts = trees[3]
+    positions = np.sort(slots)
+    count = positions.size
+    for level in range(starts.size - 1):
+        kept = 0
+        for i in range(count):
+            position = positions[i] // FAN
+            if kept == 0 or positions[kept - 1] != position:
+                positions[kept] = position
+                kept += 1
+                recompute(trees, level, position)
+        count = kept
+
+
+@njit(cache=True)
+def sweep(
+    trees: Trees, limits: FloatArray, factors: FloatArray, thresholds: FloatArray, remember: bool
+) -> None:
+    """Multiply ratios by their expert's factor, and let who is then below its threshold fall to the base.
+
+    Only nodes are entered that have somebody raised below their expert's limit, or somebody of the base who
+    is remembered above it; so a sweep costs what it changes, and never more than one pass over all slots.
+    With ``remember`` those who fall are kept in mind, and those remembered above the threshold rise.
+    """
+    ratios, masses, nodes, starts = trees
+    experts = limits.size
+    top = starts.size - 2
+    entered = [0]  # positions of the nodes entered, level by level from the root
+    ends = np.empty(top + 1, dtype=np.int64)
+    ends[top] = 1
+    begin = 0
+    for level in range(top - 1, -1, -1):
+        width = starts[level + 1] - starts[level]
+        for i in range(begin, ends[level + 1]):
+            first = FAN * entered[i]
+            for position in range(first, min(first + FAN, width)):
+                node = nodes[starts[level] + position]
+                for e in range(experts):
+                    if node[LEAST, e] < limits[e] or node[MOST, e] > limits[e]:
+                        entered.append(position)
+                        break
+        begin = ends[level + 1]
+        ends[level] = len(entered)
+    for i in range(begin, len(entered)):
+        first = FAN * entered[i]
+        for slot in range(first, min(first + FAN, masses.size)):
+            for e in range(experts):
+                y = abs(ratios[slot, e]) * factors[e]
+                fallen = -y if remember else 0.0
+                ratios[slot, e] = y if y >= thresholds[e] else fallen
+    for level in range(top + 1):
+        begin = 0 if level == top else ends[level + 1]
+        for i in range(begin, ends[level]):
+            recompute(trees, level, entered[i])
+
+
+@njit(cache=True)
+def find(trees: Trees, expert: int, scale: float, base: float, fraction: float) -> int:
+    r"""The slot at ``fraction`` of [0, 1) of what the raised clients have beyond the base, or -1 for none.
+
+    A node weighs :math:`s \sum w y - r_0 \sum w`.
+    """
+    ratios, masses, nodes, starts = trees
+    root = nodes[-1]
+    point = fraction * (scale * root[SUM, expert] - base * root[MASS, expert])
+    position = 0
+    for level in range(starts.size - 3, -2, -1):
+        first = FAN * position
+        width = starts[level + 1] - starts[level] if level >= 0 else masses.size
+        position = -1
+        for child in range(first, min(first + FAN, width)):
+            if level >= 0:
+                node = nodes[starts[level] + child]
+                weight = scale * node[SUM, expert] - base * node[MASS, expert]
+            else:
+                y = ratios[child, expert]
+                weight = masses[child] * (scale * y - base) if y > 0.0 else 0.0
+            if weight > 0.0:
+                position = child
+                if point < weight:
+                    break
+                point -= weight
+        if position < 0:
+            return -1
+    return position
+
+
+@njit(cache=True)
+def at_least(trees: Trees, expert: int, threshold: float) -> IntArray:
+    """The slots with ``mass * y`` of at least ``threshold`` > 0: nodes that weigh less are not entered."""
+    ratios, masses, nodes, starts = trees
+    found = [0]
+    for level in range(starts.size - 3, -2, -1):
+        below = [0 for _ in range(0)]
+        width = starts[level + 1] - starts[level] if level >= 0 else masses.size
+        for position in found:
+            for child in range(FAN * position, min(FAN * position + FAN, width)):
+                if level >= 0:
+                    weight = nodes[starts[level] + child, SUM, expert]
+                else:
+                    weight = masses[child] * ratios[child, expert]
+                if weight >= threshold:
+                    below.append(child)
+        found = below
+    return np.array(found, dtype=np.int64)

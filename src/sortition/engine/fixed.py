@@ -1,0 +1,119 @@
+"""The prior itself as a distribution: for samplers that learn nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine.clients import Masses, Roster, draw_prior, mass_of
+from sortition.engine.drawing import Distribution
+
+
+@njit(cache=True)
+def _draw(uniforms: FloatArray, total_mass: float, prior: Masses) -> tuple[IntArray, FloatArray]:
+    draws = np.empty(uniforms.shape[0], dtype=np.int64)
+    probabilities = np.empty(uniforms.shape[0])
+    for i in range(uniforms.shape[0]):
+        draws[i] = draw_prior(prior, uniforms[i, 1] * total_mass)
+        probabilities[i] = mass_of(prior, draws[i]) / total_mass
+    return draws, probabilities
+
+
+class Prior(Distribution):
+    """Draws by the roster's masses.
+
+    >>> Prior(Roster(2, np.array([1.0, 3.0]))).everybody()
+    array([0.25, 0.75])
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+
+    def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Independent draws, one for each row of two uniforms, and their probabilities."""
+        drawn: tuple[IntArray, FloatArray] = _draw(uniforms, self.roster.total, self.roster.of_all)
+        return drawn
+
+    def look_up(self, clients: IntArray) -> FloatArray:
+        """The probabilities of ``clients``."""
+        return self.roster.masses(clients) / self.roster.total
+
+    def everybody(self) -> FloatArray:
+        """The probabilities of all ids."""
+        return self.roster.masses(None) / self.roster.total
+
+    def heavy(self, threshold: float) -> IntArray:
+        """Those with a mass of their own who have at least ``threshold``."""
+        return self.roster.heavy(threshold * self.roster.total)
+
+    def block_probability(self) -> float:
+        """The probability of a member of the roster's block; 0 if there is none."""
+        return 1.0 / self.roster.total if self.roster.seats else 0.0
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in."""
+        return self.roster.add(masses)
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go."""
+        self.roster.remove(clients)
+
+
+class Dense(Distribution):
+    """Probabilities that are set at will.
+
+    >>> dense = Dense(Roster(2, None))
+    >>> dense.set(np.array([1.0, 3.0]))
+    >>> dense.everybody()
+    array([0.25, 0.75])
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.set(roster.masses(None))
+
+    def set(self, masses: FloatArray) -> None:
+        """Take these masses, one for each id, of any sum above 0; who left must have 0."""
+        self.masses = masses
+        self._probabilities = masses / masses.sum()
+        self._cumulative: FloatArray | None = None
+
+    def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Independent draws, one for each row of two uniforms, and their probabilities."""
+        if self._cumulative is None:
+            self._cumulative = np.cumsum(self._probabilities)
+        points = uniforms[:, 1] * self._cumulative[-1]
+        draws = np.searchsorted(self._cumulative, points, side="right").astype(np.int64)
+        return draws, self._probabilities[draws]
+
+    def look_up(self, clients: IntArray) -> FloatArray:
+        """The probabilities of ``clients``."""
+        return np.asarray(self._probabilities[clients])
+
+    def everybody(self) -> FloatArray:
+        """The probabilities of all ids."""
+        return np.array(self._probabilities)
+
+    def heavy(self, threshold: float) -> IntArray:
+        """All clients with at least ``threshold``."""
+        return np.flatnonzero(self._probabilities >= threshold)
+
+    def block_probability(self) -> float:
+        """Nobody is a stranger here."""
+        return 0.0
+
+    def add(self, masses: FloatArray) -> IntArray:
+        """Let newcomers in, at the lowest ratio to the prior: it is that of a client never drawn."""
+        prior = self.roster.masses(None)
+        lowest = np.min(self.masses[prior > 0.0] / prior[prior > 0.0])
+        newcomers = self.roster.add(masses)
+        self.set(np.concatenate((self.masses, lowest * masses)))
+        return newcomers
+
+    def remove(self, clients: IntArray) -> None:
+        """Let ``clients`` go: the others keep their proportions, or have the prior's if they had nothing."""
+        self.roster.remove(clients)
+        masses = self.masses.copy()
+        masses[clients] = 0.0
+        self.set(masses if masses.any() else self.roster.masses(None))

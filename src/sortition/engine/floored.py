@@ -1,0 +1,110 @@
+r"""The distribution of Avare: proportional to the last feedback, above a floor that shrinks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from sortition.core.state import number
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine import expert_trees
+from sortition.engine.clients import Roster
+from sortition.engine.reweighted import FURTHEST_LOG, LogRatioMixture
+
+SLACK = 1.0 - 1e-12
+"""Nobody falls who stands on the floor but for rounding."""
+
+
+@njit(cache=True)
+def _settle(trees: expert_trees.Trees, exploration: float, total_mass: float) -> float:
+    r"""The factor c with :math:`\sum_m w_m \max(\epsilon, c\,y_m) = W`, everybody on their side of the floor.
+
+    The sum is convex and increasing in c, and each turn is a step of Newton's method on it: from the second
+    turn on, c only falls, and those above the floor only cross downwards. 0 where nobody has any feedback,
+    or where the floor leaves nothing to be shared out: all are below then.
+    """
+    _, _, nodes, _ = trees
+    root = nodes[-1]
+    ones, limits = np.ones(1), np.empty(1)
+    if exploration >= 1.0:
+        limits[0] = np.inf
+        expert_trees.sweep(trees, limits, ones, limits, True)
+        return 0.0
+    turn = 0
+    while True:
+        if root[expert_trees.SUM, 0] > 0.0:
+            factor = (total_mass - exploration * (total_mass - root[expert_trees.MASS, 0])) / root[
+                expert_trees.SUM, 0
+            ]
+            threshold = SLACK * exploration / factor
+            settled = root[expert_trees.LEAST, 0] >= threshold and root[expert_trees.MOST, 0] <= threshold
+            if settled or (turn > 2 and threshold <= limits[0]):
+                return float(factor)
+        elif root[expert_trees.MOST, 0] > 0.0:
+            threshold = 0.5 * root[expert_trees.MOST, 0]  # nobody is above yet: begin with the highest
+        else:
+            return 0.0
+        limits[0] = threshold
+        expert_trees.sweep(trees, limits, ones, limits, True)
+        turn += 1
+
+
+class FlooredProportional(LogRatioMixture):
+    r"""Each client in proportion to its height h, but not below the floor, which may move at any time.
+
+    With :math:`\epsilon` = ``exploration``, the floor's ratio to the prior q,
+
+    .. math:: p_m = \max(\epsilon\,q_m,\; c\,h_m), \qquad \textstyle\sum_m p_m = 1
+
+    Clients not met have h = 0. Those whose share is below the floor are remembered, and rise again when the
+    floor or the others fall. Heights are given as logarithms; the prior where all of them are 0. When clients
+    come and go, c and :math:`\epsilon` are multiplied by one factor until the next ``record``.
+
+    >>> greedy = FlooredProportional(Roster(4, None))
+    >>> greedy.record(np.array([0, 1]), np.log([1.0, 8.0]), exploration=0.4)
+    >>> greedy.everybody()
+    array([0.1, 0.7, 0.1, 0.1])
+    >>> greedy.record(np.array([1]), np.log([2.0]), exploration=0.2)
+    >>> greedy.everybody()
+    array([0.3 , 0.6 , 0.05, 0.05])
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__(roster, experts=1)
+        self.exploration = 1.0
+
+    def record(self, clients: IntArray, log_heights: FloatArray, *, exploration: float) -> None:
+        """Set the heights of ``clients``, and the floor for all."""
+        self.exploration = exploration
+        with np.errstate(divide="ignore"):
+            per_mass = log_heights - np.log(self.roster.masses(clients))  # as ratios are
+        self.note(clients, per_mass)
+
+    def settle(self) -> None:
+        """Let everybody cross to their side of the floor, and make them sum to one."""
+        factor = _settle(self.trees, self.exploration, self.roster.total)
+        self.scales[0] = factor
+        self.bases[0] = self.exploration if factor > 0.0 else 1.0
+
+    def state(self) -> dict[str, Any]:
+        """That of a shifted crowd, with the floor."""
+        return {**super().state(), "exploration": self.exploration}
+
+    def restore(self, state: Mapping[str, Any], *, experts: int = 1) -> None:
+        """Take back what ``state`` gave."""
+        exploration = number(state, "exploration", least=0.0)
+        super().restore(state, experts=experts)
+        self.exploration = exploration
+
+    def _write(self, slots: IntArray) -> None:
+        """As remembered: ``settle`` lets them rise."""
+        heights = np.where(self._masses[slots] > 0.0, np.exp(self._logs[slots] - self._shift), 0.0)
+        self.put(slots, -heights[:, None])
+
+    def _vanishing(self) -> bool:
+        highest = max(self.root[expert_trees.MOST, 0], self.root[expert_trees.SUM, 0])
+        return bool(highest < math.exp(-FURTHEST_LOG))

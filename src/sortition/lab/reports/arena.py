@@ -1,0 +1,210 @@
+"""The arena's outcome as a table, a heat map and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from sortition.core.types import FloatArray
+from sortition.lab.arena import Arena
+from sortition.lab.contestants import ORACLES
+
+MEASURES = {
+    "ratio": "variance over the optimum's, mean over the rounds",
+    "early_ratio": "variance over the optimum's, mean over the first tenth of the rounds",
+    "to_uniform": "variance over uniform sampling's",
+    "early_to_uniform": "variance over uniform sampling's in the first tenth of the rounds",
+}
+"""What a table can show."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One sampler over all environments."""
+
+    sampler: str
+    oracle: bool
+    geometric_mean: float
+    """Of the variance ratios: the headline."""
+    early_geometric_mean: float
+    worst_to_uniform: float
+    """Its largest ratio to uniform sampling in any environment."""
+    worst_early_to_uniform: float
+    first_places: int
+    """Environments in which no other sampler but an oracle is better."""
+    worst_behind: float
+    """Its largest ratio to the best sampler of an environment that is no oracle."""
+
+
+def standings(arena: Arena) -> list[Standing]:
+    """Every sampler over all environments, in the order of the arena."""
+    ratio, early = arena.table("ratio"), arena.table("early_ratio")
+    to_uniform, early_to_uniform = arena.table("to_uniform"), arena.table("early_to_uniform")
+    real = np.array([name not in ORACLES for name in arena.samplers])
+    best = ratio[:, real].min(axis=1, keepdims=True)
+    behind = ratio / best
+    return [
+        Standing(
+            sampler=name,
+            oracle=name in ORACLES,
+            geometric_mean=_geometric_mean(ratio[:, place]),
+            early_geometric_mean=_geometric_mean(early[:, place]),
+            worst_to_uniform=float(to_uniform[:, place].max()),
+            worst_early_to_uniform=float(early_to_uniform[:, place].max()),
+            first_places=int(np.count_nonzero(behind[:, place] <= 1.0)),
+            worst_behind=float(behind[:, place].max()),
+        )
+        for place, name in enumerate(arena.samplers)
+    ]
+
+
+def arena_table(arena: Arena, measure: str = "ratio") -> Table:
+    """Environments by samplers, the best that is no oracle in bold, and what comes of it below."""
+    values = arena.table(measure)
+    real = np.array([name not in ORACLES for name in arena.samplers])
+    table = _table(arena, MEASURES[measure])
+    for environment, row in zip(arena.environments, values, strict=True):
+        best = row[real].min()
+        cells = [
+            f"[bold]{value:.2f}[/bold]" if known and value == best else f"{value:.2f}"
+            for value, known in zip(row, real, strict=True)
+        ]
+        table.add_row(environment.name, *cells)
+    rows = standings(arena)
+    table.add_section()
+    table.add_row("geometric mean", *(f"[bold]{row.geometric_mean:.2f}[/bold]" for row in rows))
+    table.add_row("- of first tenths", *(f"{row.early_geometric_mean:.2f}" for row in rows))
+    table.add_row("worst / uniform", *(f"{row.worst_to_uniform:.2f}" for row in rows))
+    table.add_row("- in first tenth", *(f"{row.worst_early_to_uniform:.2f}" for row in rows))
+    table.add_row("first places", *("-" if row.oracle else str(row.first_places) for row in rows))
+    table.add_row("worst / the best", *(f"{row.worst_behind:.2f}" for row in rows))
+    return table
+
+
+def closed_loop_table(arena: Arena) -> Table:
+    """Rounds to what uniform and to what optimal sampling reach, over theirs, and the final loss."""
+    table = _table(
+        arena, "rounds to uniform's loss, over uniform's | to the optimum's, over its | final loss"
+    )
+    scores = iter(arena.scores)
+    for environment in arena.environments:
+        cells = []
+        for _ in arena.samplers:
+            closed = next(scores).closed_loop
+            assert closed is not None, "an arena in closed loop"
+            parts = [
+                "never" if ratio is None else f"x{ratio:.2f}"
+                for ratio in (closed.rounds_to_uniform, closed.rounds_to_optimal)
+            ]
+            cells.append("\n".join([*parts, f"{closed.final_loss:.3g}"]))
+        table.add_row(environment.name, *cells)
+    return table
+
+
+def arena_json(arenas: dict[str, Arena]) -> str:
+    """All scores, run by run, with the environments and the standings; what was not reached is null."""
+    content = {
+        mode: {
+            "split": arena.split,
+            "seeds": arena.seeds,
+            "samplers": arena.samplers,
+            "environments": [
+                {"name": env.name, "half": env.half, "about": env.about, "num_rounds": env.num_rounds}
+                for env in arena.environments
+            ],
+            "standings": [asdict(row) for row in standings(arena)],
+            "scores": [asdict(score) for score in arena.scores],
+        }
+        for mode, arena in arenas.items()
+    }
+    return json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+
+
+def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
+    """A Vega-Lite specification: one cell for each environment and sampler, coloured by the logarithm."""
+    rows = [
+        {"environment": score.environment, "sampler": score.sampler, "value": getattr(score, measure)}
+        for score in arena.scores
+    ]
+    lowest = dict.fromkeys((env.name for env in arena.environments), np.inf)
+    for row in rows:
+        if row["sampler"] not in ORACLES:
+            lowest[row["environment"]] = min(lowest[row["environment"]], row["value"])
+    for row in rows:
+        row["best"] = row["sampler"] not in ORACLES and row["value"] == lowest[row["environment"]]
+    x = {"field": "sampler", "type": "nominal", "sort": list(arena.samplers), "title": None}
+    y = {"field": "environment", "type": "nominal", "sort": list(lowest), "title": None}
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "background": "white",
+        "padding": 8,
+        "title": f"{MEASURES[measure]} ({_how(arena)})",
+        "data": {"values": _finite(rows)},
+        "width": {"step": 52},
+        "height": {"step": 17},
+        "encoding": {
+            "x": {**x, "axis": {"orient": "top", "labelAngle": -35}},
+            "y": y,
+        },
+        "layer": [
+            {
+                "mark": "rect",
+                "encoding": {
+                    "color": {
+                        "field": "value",
+                        "type": "quantitative",
+                        "scale": {
+                            "type": "log",
+                            "scheme": "yelloworangered",
+                            "domain": [1, 20],
+                            "clamp": True,
+                        },
+                        "legend": None,
+                    }
+                },
+            },
+            *(
+                {
+                    "transform": [{"filter": f"datum.best == {str(best).lower()}"}],
+                    "mark": {"type": "text", "fontSize": 10, "fontWeight": "bold" if best else "normal"},
+                    "encoding": {
+                        "text": {"field": "value", "type": "quantitative", "format": ".2f"},
+                        "color": {
+                            "condition": {"test": "datum.value > 8", "value": "white"},
+                            "value": "black",
+                        },
+                    },
+                }
+                for best in (False, True)
+            ),
+        ],
+    }
+
+
+def _table(arena: Arena, title: str) -> Table:
+    table = Table(title=f"{title} ({_how(arena)})", padding=(0, 0))
+    table.add_column("environment", no_wrap=True)
+    for name in arena.samplers:
+        table.add_column(name.rpartition(":")[2].replace("-", "\n"), justify="right", vertical="bottom")
+    return table
+
+
+def _how(arena: Arena) -> str:
+    return f"{arena.mode}, seed{'s' if len(arena.seeds) > 1 else ''} {', '.join(map(str, arena.seeds))}"
+
+
+def _geometric_mean(values: FloatArray) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for every number that JSON can't hold."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,104 @@
+"""A recorded run as a page to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sortition.core.types import IntArray
+from sortition.lab.reports.charts import line_chart
+from sortition.lab.reports.page import Number, Page
+from sortition.ledger import RunRecord
+from sortition.ledger.summary import (
+    CLIENT_COLUMNS,
+    ClientSummary,
+    RunSummary,
+    client_row,
+    figures,
+    summarise,
+    suspect_rows,
+)
+from sortition.ledger.suspects import SUSPECT_COLUMNS
+
+SHOWN = 20
+CHANGES = 200
+
+
+def ledger_page(record: RunRecord) -> str:
+    """Rounds, coverage, failures, norms and the clients of a run, as one self-contained page."""
+    summary = summarise(record)
+    page = Page(f"Run {record.path.name}", f"{summary.sampler}, {summary.rounds} rounds.")
+    page.table((), figures(summary))
+    if summary.suspicion.suspects:
+        page.heading("Suspects")
+        page.paragraph(
+            "Clients whose norms were above the clip of the sampler's guard, the most frequent first."
+        )
+        page.table(SUSPECT_COLUMNS, _suspects(summary))
+    rounds = np.arange(1, summary.rounds + 1)
+    page.heading("Who takes part")
+    page.paragraph(
+        "Clients drawn so far, and how many clients drawn equally often would be as diverse (the effective "
+        "number): the further the second stays below the first, the more the draws are concentrated."
+    )
+    if summary.rounds:
+        lines = {
+            "drawn so far": (rounds, summary.seen_by_round),
+            "effective": (rounds, summary.effective_by_round),
+        }
+        page.chart(line_chart(lines, "round", "clients"))
+        page.heading("Replies")
+        page.paragraph("A round that awaits feedback is left out.", note=True)
+        page.chart(
+            line_chart(
+                {"share of the cohort": (rounds, summary.replies_by_round)}, "round", "replied", share=True
+            )
+        )
+        page.heading("Norms of the updates")
+        page.paragraph(
+            "On a logarithmic scale; a round without a reply, or with a median of 0, is left out.", note=True
+        )
+        medians = {"median of the cohort": (rounds, summary.norms_by_round)}
+        page.chart(line_chart(medians, "round", "norm", log=True))
+    page.heading("The most drawn clients")
+    page.table(CLIENT_COLUMNS, [_row(client_row(known), known) for known in summary.clients[:SHOWN]])
+    page.heading("The least drawn clients, of those drawn at all")
+    page.table(
+        CLIENT_COLUMNS, [_row(client_row(known), known) for known in summary.clients[: -SHOWN - 1 : -1]]
+    )
+    changes = list(record.memberships())
+    if changes:
+        page.heading("Joins and leaves")
+        if len(changes) > CHANGES:
+            page.paragraph(f"The last {CHANGES} of {len(changes)}; sortition runs export has them all.")
+        page.table(
+            ("before round", "joined", "left"),
+            [
+                (change.round_index + 1, _clients(change.joined), _clients(change.left))
+                for change in changes[-CHANGES:]
+            ],
+        )
+    return page.render()
+
+
+def _suspects(summary: RunSummary) -> list[tuple[str, ...]]:
+    known = {client.client: client for client in summary.clients}
+    rows = zip(summary.suspicion.suspects, suspect_rows(summary, SHOWN), strict=False)
+    return [_row(row, known.get(suspect.client)) for suspect, row in rows]
+
+
+def _row(row: Sequence[str], known: ClientSummary | None) -> tuple[str, ...]:
+    """Numbers to the right, and the last norms apart from each other, with three digits each."""
+    *numbers, norms = row
+    if known is not None and known.norms:
+        norms = ", ".join(f"{norm:#.3g}".rstrip(".") for norm in reversed(known.norms))
+    return (*map(Number, numbers), norms)
+
+
+def _clients(clients: IntArray | None) -> str:
+    """How many, and who, if they are few."""
+    if clients is None or not len(clients):
+        return "-"
+    named = ", ".join(map(str, clients[:SHOWN].tolist()))
+    return f"{len(clients)}: {named}{', ...' if len(clients) > SHOWN else ''}"

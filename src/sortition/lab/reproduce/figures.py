@@ -1,0 +1,248 @@
+"""The paper's eight figures: what is run for each, in both variants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from sortition.core.errors import ConfigurationError
+from sortition.lab.reproduce.published import PUBLISHED
+from sortition.lab.reproduce.settings import IMAGES, REPLAYED, RunSettings, Variant
+
+FIGURES = tuple(f"fig{number}" for number in range(1, 9))
+SPREADS = (1.0, 3.0, 10.0)
+EXPLORATIONS = (0.01, 0.1, 0.4, 0.7, 0.9, 1.0)
+STEP_SIZES = (0.01, 0.05, 0.1, 0.5, 1.0)
+SCAFFOLD_STEP_SIZES = (0.001, 0.003, 0.01, 0.03, 0.1)
+IMAGE_STEP_SIZES = {"mnist": 0.075, "kmnist": 0.075, "fashion-mnist": 0.03}
+TUNING_REPEATS = 3
+"""Repeats that a step size is chosen by; the others are run at the one chosen."""
+PROPORTIONAL = "Proportional (not in the paper)"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve of a panel: the repeats of one sampler, at one step size or at several to choose from."""
+
+    variant: Variant
+    panel: str
+    label: str
+    candidates: tuple[tuple[RunSettings, ...], ...]
+    """For each step size, the runs of all repeats."""
+
+    def tuning(self) -> tuple[RunSettings, ...]:
+        """What is run first: all repeats, or where there are step sizes to choose from, some of each."""
+        if len(self.candidates) == 1:
+            return self.candidates[0]
+        return tuple(run for candidate in self.candidates for run in candidate[:TUNING_REPEATS])
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a figure of the paper shows."""
+
+    name: str
+    title: str
+    section: str
+    claim: str
+    """What the paper says one sees."""
+    panels: str
+    """What the columns differ in."""
+    quantities: tuple[str, ...]
+    """The rows: loss, regret, accuracy."""
+    lines: tuple[Line, ...]
+    published: tuple[Line, ...] = ()
+    """Lines that have published numbers, with more repeats."""
+    replayed: tuple[RunSettings, ...] = ()
+    """The published runs with the authors' random numbers, one for each panel."""
+
+    def runs(self) -> Iterator[RunSettings]:
+        """All runs of the figure with random numbers of ours."""
+        for line in (*self.lines, *self.published):
+            for candidate in line.candidates:
+                yield from candidate
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is run: the paper's numbers, or a look at everything within a minute."""
+
+    rounds: int = 1000
+    repeats: int = 10
+    image_repeats: int = 5
+    published_repeats: int = 100
+    """Repeats of what was published: ten runs are too few, a number of them may be off by more than 0.15."""
+    replayed_repeats: int = 10
+    evaluate_images_every: int = 10
+    step_sizes: int | None = None
+    """How many of the step sizes are tried, smallest first; None for all."""
+
+
+FULL = Scale()
+QUICK = Scale(rounds=30, repeats=2, image_repeats=1, published_repeats=2, replayed_repeats=1, step_sizes=2)
+
+
+def figure(
+    name: str,
+    variants: tuple[Variant, ...],
+    scale: Scale = FULL,
+    digests: Mapping[str, str] | None = None,
+) -> Figure:
+    """The figure called ``name``, with its settings as stated in the paper.
+
+    ``digests`` are those of the image sets that are at hand: they are settings of a run too.
+    """
+    if name not in FIGURES:
+        raise ConfigurationError(f"figure must be one of {', '.join(FIGURES)}, got {name!r}")
+    title, section, claim, panels, quantities = _TEXTS[name]
+    lines = tuple(line for variant in variants for line in _lines(name, variant, scale, digests or {}))
+    published: tuple[Line, ...] = ()
+    replayed: tuple[RunSettings, ...] = ()
+    if name == "fig1" and "authors" in variants:
+        known = {(each.panel, each.label) for each in PUBLISHED}
+        more = replace(scale, repeats=max(scale.published_repeats, scale.repeats))
+        published = tuple(
+            line for line in _lines(name, "authors", more, {}) if (line.panel, line.label) in known
+        )
+        replayed = tuple(
+            replace(line.candidates[0][0], problem=REPLAYED, sampler="all", repeats=scale.replayed_repeats)
+            for line in published
+            if line.label == "Uniform"
+        )
+    return Figure(name, title, section, claim, panels, quantities, lines, published, replayed)
+
+
+def _lines(name: str, variant: Variant, scale: Scale, digests: Mapping[str, str]) -> Iterator[Line]:
+    if name == "fig6":
+        yield from _image_lines(variant, scale, digests)
+        return
+    for spread in SPREADS if name != "fig5" else ():
+        base = RunSettings(
+            variant, "heterogeneous", "adaptive-osmd", scale.rounds, 5, 0.1, seed=0, spread=spread
+        )
+        panel = f"{'ν' if name == 'fig4' else 'σ'} = {spread:g}"
+        for label, settings, step_sizes in _series(name, base, scale):
+            repeats = tuple(
+                tuple(replace(settings, step_size=step, seed=seed) for seed in range(scale.repeats))
+                for step in step_sizes
+            )
+            yield Line(variant, panel, label, repeats)
+
+
+def _series(
+    name: str, base: RunSettings, scale: Scale
+) -> Iterator[tuple[str, RunSettings, tuple[float, ...]]]:
+    """Label, settings and step sizes of each curve of a synthetic panel."""
+    one = (base.step_size,)
+    if name == "fig1":
+        for label, sampler in (("Uniform", "uniform"), ("Optimal (oracle)", "optimal")):
+            yield label, replace(base, sampler=sampler), one
+        yield "Adaptive-OSMD", base, one
+    elif name == "fig2":
+        yield "Adaptive-OSMD", base, one
+        for label in ("MABS", "VRB", "Avare"):
+            yield label, replace(base, sampler=label.lower()), one
+    elif name == "fig3":
+        for exploration in EXPLORATIONS:
+            yield f"α = {exploration:g}", replace(base, exploration=exploration), one
+    elif name == "fig4":
+        base = replace(base, problem="one-coordinate")
+        yield "Adaptive-OSMD", base, STEP_SIZES[: scale.step_sizes]
+        yield "p^IS (fixed)", replace(base, sampler="importance"), STEP_SIZES[: scale.step_sizes]
+    elif name == "fig7":
+        yield "with replacement", base, one
+        yield "without replacement", replace(base, design="without_replacement"), one
+    elif name == "fig8":
+        base = replace(base, algorithm="scaffold")
+        yield "SCAFFOLD, uniform", replace(base, sampler="uniform"), SCAFFOLD_STEP_SIZES[: scale.step_sizes]
+        yield "SCAFFOLD, OSMD", replace(base, sampler="osmd"), SCAFFOLD_STEP_SIZES[: scale.step_sizes]
+
+
+def _image_lines(variant: Variant, scale: Scale, digests: Mapping[str, str]) -> Iterator[Line]:
+    samplers = {
+        "Uniform": "uniform",
+        "Adaptive-OSMD": "adaptive-osmd",
+        "MABS": "mabs",
+        "VRB": "vrb",
+        "Avare": "avare",
+        PROPORTIONAL: "proportional",
+    }
+    for name in IMAGES:
+        for label, sampler in samplers.items():
+            runs = tuple(
+                RunSettings(
+                    variant,
+                    name,
+                    sampler,
+                    scale.rounds,
+                    10,
+                    IMAGE_STEP_SIZES[name],
+                    seed=seed,
+                    evaluate_every=scale.evaluate_images_every,
+                    images=digests.get(name, ""),
+                )
+                for seed in range(scale.image_repeats)
+            )
+            yield Line(variant, name, label, (runs,))
+
+
+_BOTH = ("loss", "regret")
+_TEXTS: dict[str, tuple[str, str, str, str, tuple[str, ...]]] = {
+    "fig1": (
+        "Adaptive-OSMD against uniform and optimal sampling",
+        "Section 7.1",
+        "Uniform sampling is as good at σ = 1 and suffers as σ grows; "
+        "Adaptive-OSMD stays close to the optimum.",
+        "heterogeneity σ",
+        _BOTH,
+    ),
+    "fig2": (
+        "Adaptive-OSMD against MABS, VRB and Avare",
+        "Section 7.2",
+        "Adaptive-OSMD is best in loss and regret at every σ.",
+        "heterogeneity σ",
+        _BOTH,
+    ),
+    "fig3": (
+        "Robustness to α",
+        "Section 7.3",
+        "Adaptive-OSMD does well as long as α is not too close to zero or one.",
+        "heterogeneity σ",
+        _BOTH,
+    ),
+    "fig4": (
+        "A dynamic distribution against the fixed p^IS, step sizes tuned",
+        "Section 7.4",
+        "Adaptive-OSMD is better than p^IS at every ν.",
+        "spread ν of the true coefficients",
+        _BOTH,
+    ),
+    "fig5": (
+        "Training images on each of the 500 clients",
+        "Section 8",
+        "Most clients have one image, a few a hundred.",
+        "",
+        ("clients",),
+    ),
+    "fig6": (
+        "Images: training loss and validation accuracy",
+        "Section 8",
+        "Adaptive-OSMD is better than uniform sampling and the others on all three sets.",
+        "image set",
+        ("loss", "accuracy"),
+    ),
+    "fig7": (
+        "Draws with and without replacement",
+        "Appendix A.2",
+        "With replacement is slightly better, but not significantly.",
+        "heterogeneity σ",
+        _BOTH,
+    ),
+    "fig8": (
+        "SCAFFOLD with uniform sampling and with OSMD, local step sizes tuned",
+        "Appendix E",
+        "OSMD is marginally better where heterogeneity is high.",
+        "heterogeneity σ",
+        _BOTH,
+    ),
+}

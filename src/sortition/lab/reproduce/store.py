@@ -1,0 +1,97 @@
+"""Finished runs as files: whole or not there, and never believed when they are neither."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sortition.core.errors import DataError
+from sortition.core.types import FloatArray
+from sortition.lab.parallel import Tick
+from sortition.lab.reproduce.settings import RunSettings
+from sortition.lab.reproduce.simulate import simulate
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside ``path`` and rename: a reader, or a kill, finds the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise DataError(
+            f"{path} must be a file that can be written, got an error ({error.strerror}); "
+            "what is finished is kept: start again"
+        ) from None
+
+
+class RunStore:
+    """A directory with one file for each finished run, named by the key of its settings."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, settings: RunSettings) -> Path:
+        """Where the results of these settings are, or will be."""
+        return self.directory / f"{settings.key()}.npz"
+
+    def holds(self, settings: RunSettings) -> bool:
+        """Whether such a run was finished; a damaged file is an error, not an answer."""
+        if not self.path(settings).is_file():
+            return False
+        self.load(settings)
+        return True
+
+    def load(self, settings: RunSettings) -> dict[str, FloatArray]:
+        """The curves of a finished run."""
+        return self._read(settings)[0]
+
+    def origins(self, runs: Iterable[RunSettings]) -> list[dict[str, Any]]:
+        """The code that made those of the ``runs`` that are finished: each once."""
+        found: list[dict[str, Any]] = []
+        for run in runs:
+            if self.path(run).is_file() and (origin := self._read(run)[1]) not in found:
+                found.append(origin)
+        return found
+
+    def _read(self, settings: RunSettings) -> tuple[dict[str, FloatArray], dict[str, Any]]:
+        path = self.path(settings)
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive:
+                curves = {name: archive[name] for name in archive.files}
+            said = json.loads(str(curves.pop("settings")))
+            origin = json.loads(str(curves.pop("origin")))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{path} must be the result of a finished run, got a damaged file ({error}); "
+                f"delete it and start again"
+            ) from None
+        if said != settings.plain() or not len(curves.get("loss", ())):
+            raise DataError(f"{path} must hold the run that its name says, got another one; delete it")
+        return curves, origin
+
+    def save(self, settings: RunSettings, curves: dict[str, FloatArray], origin: dict[str, Any]) -> None:
+        """Keep the curves of a finished run, and which code made it."""
+        content = io.BytesIO()
+        texts = {"settings": settings.plain(), "origin": origin}
+        arrays: dict[str, Any] = {name: np.array(json.dumps(value)) for name, value in texts.items()} | curves
+        np.savez(content, **arrays)
+        write_whole(self.path(settings), content.getvalue())
+
+
+def run_and_keep(
+    settings: RunSettings, directory: Path, data: Path | None, origin: dict[str, Any], tick: Tick
+) -> None:
+    """Run, and write the result: what a worker does."""
+    RunStore(directory).save(settings, simulate(settings, data, tick), origin)

@@ -1,0 +1,220 @@
+"""From runs to a figure's numbers: means and spreads, chosen step sizes, published against measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sortition.core.types import FloatArray
+from sortition.lab.problems.images import AUTHORS_SIZES, SHARES, SIZES
+from sortition.lab.reproduce.figures import TUNING_REPEATS, Figure, Line
+from sortition.lab.reproduce.published import PUBLISHED, ROUNDS, TOLERANCE
+from sortition.lab.reproduce.settings import RunSettings
+from sortition.lab.reproduce.store import RunStore
+
+LOGGED = ("loss", "regret")
+"""Quantities whose natural logarithm is shown, and averaged: as in the published result files."""
+ROUNDING = 1e-9
+"""A regret below this one is that of rounding: optimal sampling has none."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One quantity of one line: mean and standard deviation over the repeats, round by round."""
+
+    variant: str
+    panel: str
+    label: str
+    quantity: str
+    """``log loss``, ``log regret`` or ``accuracy``."""
+    step_size: float
+    rounds: FloatArray
+    mean: FloatArray
+    spread: FloatArray
+    runs: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured for a figure."""
+
+    figure: Figure
+    curves: tuple[Curve, ...]
+    table: tuple[dict[str, Any], ...]
+    """Published against measured; empty where nothing was published."""
+    bounds: tuple[dict[str, Any], ...]
+    """Measured regret of Adaptive-OSMD against the bound of Theorem 8."""
+    diverged: int
+    """Runs, at the chosen step sizes, that left the numbers."""
+    origins: tuple[dict[str, Any], ...] = ()
+    """The code that the runs were made with, each once."""
+
+    def final(self) -> list[dict[str, Any]]:
+        """The last point of every curve."""
+        return [
+            {
+                "variant": curve.variant,
+                "panel": curve.panel,
+                "sampler": curve.label,
+                "quantity": curve.quantity,
+                "step_size": curve.step_size,
+                "round": int(curve.rounds[-1]),
+                "mean": _number(curve.mean[-1]),
+                "spread": _number(curve.spread[-1]),
+            }
+            for curve in self.curves
+        ]
+
+
+def summarise(figure: Figure, store: RunStore) -> Result:
+    """Read the figure's runs and average them."""
+    if figure.name == "fig5":
+        return Result(figure, tuple(_sizes(figure)), (), (), 0)
+    curves: list[Curve] = []
+    bounds: list[dict[str, Any]] = []
+    diverged = 0
+    for line in figure.lines:
+        chosen = best_candidate(line, store)
+        runs = [store.load(settings) for settings in chosen]
+        diverged += sum(not np.isfinite(run["loss"][-1]) for run in runs)
+        curves += [_curve(line, chosen[0], runs, quantity) for quantity in figure.quantities]
+        if all("bound" in run for run in runs):
+            bounds.append(_bound(line, runs))
+    origins = store.origins((*figure.runs(), *figure.replayed))
+    table = _compare(figure, curves, store)
+    return Result(figure, tuple(curves), table, tuple(bounds), diverged, tuple(origins))
+
+
+def best_candidate(line: Line, store: RunStore) -> tuple[RunSettings, ...]:
+    """The runs of the step size with the least final log-loss in the tuning repeats."""
+    if len(line.candidates) == 1:
+        return line.candidates[0]
+    return min(
+        line.candidates,
+        key=lambda candidate: _final_log_loss([store.load(run) for run in candidate[:TUNING_REPEATS]]),
+    )
+
+
+def _final_log_loss(runs: list[dict[str, FloatArray]]) -> float:
+    final = np.array([run["loss"][-1] for run in runs])
+    return float(np.mean(np.log(final))) if np.all(np.isfinite(final)) else float("inf")
+
+
+def _curve(line: Line, settings: RunSettings, runs: list[dict[str, FloatArray]], quantity: str) -> Curve:
+    values = np.stack([run[quantity] for run in runs])
+    if quantity in LOGGED:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = np.log(np.where(values > ROUNDING, values, np.nan))
+    values = np.where(np.isfinite(values), values, np.nan)
+    return Curve(
+        line.variant,
+        line.panel,
+        line.label,
+        f"log {quantity}" if quantity in LOGGED else quantity,
+        settings.step_size,
+        runs[0]["rounds"],
+        values.mean(axis=0),
+        values.std(axis=0),
+        len(runs),
+    )
+
+
+def _bound(line: Line, runs: list[dict[str, FloatArray]]) -> dict[str, Any]:
+    means = {
+        name: float(np.mean([run[name][0] for run in runs]))
+        for name in ("floor_regret", "variation", "bound")
+    }
+    return {
+        "variant": line.variant,
+        "panel": line.panel,
+        "sampler": line.label,
+        "regret": means["floor_regret"],
+        "variation": means["variation"],
+        "bound": means["bound"],
+        "kept": all(run["floor_regret"][0] <= run["bound"][0] for run in runs),
+    }
+
+
+def _compare(figure: Figure, curves: list[Curve], store: RunStore) -> tuple[dict[str, Any], ...]:
+    """Published against measured, where a full run of Figure 1 was made.
+
+    The text's variant has the repeats of the figure; the authors', which should agree, has more of them, and
+    once more the published ones, with the authors' random numbers.
+    """
+    if figure.name != "fig1":
+        return ()
+    ten = {(curve.variant, curve.panel, curve.label, curve.quantity): curve for curve in curves}
+    found = dict(ten)
+    for line in figure.published:
+        runs = [store.load(settings) for settings in line.candidates[0]]
+        for quantity in figure.quantities:
+            curve = _curve(line, line.candidates[0][0], runs, quantity)
+            found[(curve.variant, curve.panel, curve.label, curve.quantity)] = curve
+    rows = []
+    for published in PUBLISHED:
+        for variant in ("authors", "text"):
+            loss = found.get((variant, published.panel, published.label, "log loss"))
+            regret = found.get((variant, published.panel, published.label, "log regret"))
+            if loss is None or regret is None or loss.rounds[-1] < ROUNDS[-1]:
+                continue
+            for round_number, value in zip(ROUNDS, published.log_losses, strict=True):
+                tolerance = max(TOLERANCE, published.spread)
+                rows.append(_row(round_number, value, loss, ten, tolerance))
+            if published.log_regret is not None:
+                own = max(TOLERANCE, float(regret.spread[-1]))
+                rows.append(_row(ROUNDS[-1], published.log_regret, regret, ten, own))
+    for run in figure.replayed:
+        curves_of_run = store.load(run)
+        for row in rows:
+            if row["variant"] == run.variant and row["panel"] == f"σ = {run.spread:g}":
+                row["replayed"] = _replayed(curves_of_run, row)
+    return tuple(rows)
+
+
+def _replayed(run: dict[str, FloatArray], row: dict[str, Any]) -> float:
+    """The mean that the row is about, with the authors' random numbers."""
+    sampler = {"Uniform": 0, "Optimal (oracle)": 1, "Adaptive-OSMD": 2}[row["sampler"]]
+    values = run[row["quantity"].removeprefix("log ")][:, sampler, row["round"] - 1]
+    return float(np.mean(np.log(values)))
+
+
+def _row(
+    round_number: int,
+    published: float,
+    curve: Curve,
+    ten: dict[tuple[str, str, str, str], Curve],
+    tolerance: float,
+) -> dict[str, Any]:
+    place = round_number - 1
+    measured = float(curve.mean[place])
+    of_figure = ten[(curve.variant, curve.panel, curve.label, curve.quantity)]
+    return {
+        "variant": curve.variant,
+        "panel": curve.panel,
+        "sampler": curve.label,
+        "quantity": curve.quantity,
+        "round": round_number,
+        "published": published,
+        "replayed": None,
+        "measured": measured,
+        "spread": float(curve.spread[place]),
+        "runs": curve.runs,
+        "of figure": float(of_figure.mean[place]),
+        "tolerance": tolerance,
+        "within": abs(measured - published) <= tolerance + 0.005,  # published to two decimals
+    }
+
+
+def _sizes(figure: Figure) -> list[Curve]:
+    """Figure 5: how many clients have how many images; a size stands in the place of a round."""
+    counts = np.array(SHARES) * 500
+    return [
+        Curve(variant, "all sets", "clients", "clients", 0.0, np.array(sizes, float), counts, np.zeros(4))
+        for variant, sizes in (("text", SIZES), ("authors", AUTHORS_SIZES))
+    ]
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

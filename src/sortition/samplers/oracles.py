@@ -1,0 +1,105 @@
+"""The oracle that every sampler is measured against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from sortition.core.cohort import Cohort
+from sortition.core.errors import FeedbackError
+from sortition.core.state import array, scalar
+from sortition.core.types import BoolArray, FloatArray
+from sortition.core.validation import norms_of
+from sortition.engine.fixed import Dense
+from sortition.samplers.base import Common, UnmovedSampler
+from sortition.samplers.kvib import require_independent
+
+
+class OptimalSampler(UnmovedSampler):
+    r"""Draws from the best distribution there is, :math:`p^t_m \propto \sqrt{a^t_m} = \lambda_m \|g^t_m\|`.
+
+    It needs the norms of all clients before each draw (Section 3.1), so it is for measuring, not for use:
+    ``reveal`` them, then ``draw``. A client whose update is zero is never drawn, and is not missed.
+
+    >>> sampler = OptimalSampler(num_clients=3, cohort_size=1)
+    >>> sampler.reveal([1.0, 2.0, 5.0])
+    >>> sampler.probabilities()
+    array([0.125, 0.25 , 0.625])
+    """
+
+    def __init__(self, **common: Unpack[Common]) -> None:
+        super().__init__(**common)
+        self._distribution = self._dense = Dense(self._roster)
+        self._revealed_for = -1
+        self._lambda: FloatArray | None = None  # of everybody, until somebody joins or leaves
+
+    def reveal(self, norms: ArrayLike) -> None:
+        """Tell the update norms of all clients, by id, in the round to come; who left is ignored."""
+        self._defences.refuse_raw_norms("reveal")
+        values = norms_of("norms", norms, self._roster.ids, "each client")
+        if self._roster.anybody_left:
+            values = np.where(self._here(), values, 0.0)
+        largest = np.maximum.reduce(values)
+        if math.isnan(largest):
+            unknown = np.flatnonzero(np.isnan(values))
+            raise FeedbackError(f"norms must be known for every client, got nan for client {unknown[0]}")
+        if largest > 0.0:  # relative to the largest: the norms may be as small as a double can be
+            values = values / largest
+        if self._lambda is None:
+            self._lambda = self.client_weights()
+        roots = self._lambda * values
+        self._dense.set(roots if roots.any() else self._here().astype(float))
+        self._revealed_for = self._round_index
+
+    def draw(self, available: ArrayLike | None = None) -> Cohort:
+        """Draw the next cohort, for which the norms must have been revealed."""
+        if self._revealed_for != self._round_index:
+            raise FeedbackError(
+                f"reveal(norms) must be called before each draw, got none for round {self._round_index}"
+            )
+        return super().draw(available)
+
+    def _membership_changed(self, weight_factor: float) -> None:
+        self._revealed_for = -1
+        self._lambda = None
+
+    def _here(self) -> BoolArray:
+        """Who has not left, by id."""
+        return self._roster.present(np.arange(self._roster.ids))
+
+    def _state(self) -> dict[str, Any]:
+        return {"optimal": self._dense.masses, "revealed_for": self._revealed_for}
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        optimal = array(state, "optimal", np.float64, (self._roster.ids,))
+        self._revealed_for = int(scalar(state, "revealed_for"))
+        self._lambda = None
+        self._dense.set(optimal)
+
+
+class OptimalClientSampler(OptimalSampler):
+    r"""Takes each client independently, with the inclusion probabilities of least variance.
+
+    All norms are known (``reveal`` them before each draw). With :math:`u = \sqrt a` ascending and l the
+    largest number with :math:`0 < K + l - M \le \sum_{j \le l} u_{(j)} / u_{(l)}`,
+
+    .. math:: \pi_m = \frac{(K + l - M)\,u_m}{\sum_{j \le l} u_{(j)}} \text{ for the smallest } l, \qquad
+              \pi_m = 1 \text{ for the rest}
+
+    which minimises the variance :math:`\sum_m a_m (1/\pi_m - 1)` of independent draws. This is
+    :math:`\min(1, c\,u_m)` with sum K, what the independent design makes of :math:`p \propto u`; so it is
+    :class:`OptimalSampler` in that design, and ``probabilities()`` are the shares :math:`u / \sum u`.
+
+    >>> sampler = OptimalClientSampler(num_clients=3, cohort_size=2)
+    >>> sampler.reveal([1.0, 3.0, 9.0])
+    >>> sampler.draw().probabilities  # the third is certain, the others have 1/4 and 3/4
+    array([0.25, 0.75, 1.  ])
+    """
+
+    def __init__(self, **common: Unpack[Common]) -> None:
+        require_independent("OptimalClientSampler", common)
+        super().__init__(**common)

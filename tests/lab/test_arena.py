@@ -1,0 +1,272 @@
+"""The arena: environments by seed, measures by hand, and the halves that are kept apart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from sortition import ConfigurationError, FixedSampler, OptimalSampler, UniformSampler
+from sortition.lab.arena import (
+    ENVIRONMENTS,
+    Environment,
+    Trace,
+    Training,
+    environments_of,
+    find_contestant,
+    replay,
+    run_closed_loop,
+    run_replay,
+    summarise,
+)
+from sortition.lab.arena.closed import judge
+from sortition.lab.arena.federations import (
+    LocalSteps,
+    SoftmaxFederation,
+    digits,
+    paper_least_squares,
+)
+from sortition.lab.arena.synthetic import Synthetic
+from sortition.lab.arena.trace import seeds_of
+from sortition.lab.contestants import CONTESTANTS
+from sortition.lab.reports.arena import arena_json, arena_table, closed_loop_table, heat_map, standings
+from sortition.lab.trajectory import Trajectory
+
+TINY = Environment("tiny", "tune", "ten clients, twenty rounds", Synthetic(10, 2, num_rounds=20))
+TINY_TRAINING = Environment(
+    "tiny-training", "tune", "twenty clients", Training(partial(digits, num_clients=20), 3, 20, 0.3)
+)
+
+
+def short(environment: Environment) -> Environment:
+    """The same with few rounds, and few clients where there would be thousands."""
+    if isinstance(environment.source, Synthetic):
+        clients = min(environment.source.clients, 200)
+        return replace(environment, source=replace(environment.source, num_rounds=20, clients=clients))
+    return replace(environment, source=replace(environment.source, num_rounds=3))
+
+
+def contestants(*names: str):
+    return {name: CONTESTANTS[name] for name in names}
+
+
+class TestEnvironments:
+    def test_enough_of_them_in_two_halves_of_the_same_size(self):
+        halves = Counter(environment.half for environment in ENVIRONMENTS.values())
+        assert len(ENVIRONMENTS) > 20
+        assert halves["tune"] == halves["report"]
+        trained = Counter(environment.half for environment in ENVIRONMENTS.values() if environment.training)
+        assert trained["tune"] == trained["report"]
+
+    @pytest.mark.parametrize("name", ENVIRONMENTS)
+    def test_the_seed_decides(self, name):
+        environment = short(ENVIRONMENTS[name])
+        first, again, other = (environment.source(seed) for seed in (4, 4, 5))
+        assert np.array_equal(first.norms, again.norms)
+        assert np.array_equal(first.client_weights, again.client_weights)
+        assert not np.array_equal(first.norms, other.norms)
+        assert first.norms.shape == (environment.num_rounds, len(first.client_weights))
+        assert first.client_weights.sum() == pytest.approx(1.0)
+        assert np.isfinite(first.norms).all()
+        assert (first.norms >= 0.0).all()
+        assert first.norms.any(axis=1).all()
+
+    def test_a_trace_is_made_once(self):
+        assert TINY.trace(3) is TINY.trace(3)
+
+    def test_halves_share_neither_environments_nor_seeds(self):
+        tune, report = environments_of("tune"), environments_of("report")
+        assert not {env.name for env in tune} & {env.name for env in report}
+        assert len(environments_of("all")) == len(tune) + len(report)
+        assert not set(seeds_of("tune", 9)) & set(seeds_of("report", 9))
+        assert seeds_of("all", 3) == seeds_of("report", 3)
+
+    def test_local_steps_of_one_step_are_gradients(self):
+        problem = SoftmaxFederation(concentration=0.3, tail=1.5, seed=1)
+        model = np.random.default_rng(0).normal(size=len(problem.initial_model()))
+        clients = np.array([3, 50, 99])
+        one = LocalSteps(problem, 1, 0.1).updates(model, clients, 5)
+        assert one == pytest.approx(problem.local_gradients(np.tile(model, (3, 1)), clients, 5, 0))
+        two = LocalSteps(problem, 2, 0.1).updates(model, clients, 5)
+        second = problem.local_gradients(model - 0.1 * one, clients, 5, 1)
+        assert two == pytest.approx((one + second) / 2)
+
+    def test_an_independent_draw_may_be_empty(self):
+        problem = SoftmaxFederation(concentration=0.3, tail=1.5)
+        nobody = np.zeros(0, dtype=np.int64)
+        for federation in (problem, LocalSteps(problem, 2, 0.1)):
+            assert federation.updates(federation.initial_model(), nobody, 0).shape == (0, 200)
+
+    def test_softmax_gradients_are_those_of_the_loss(self):
+        """The mean update over many rounds is the gradient, and finite differences know it too."""
+        problem = SoftmaxFederation(concentration=0.3, tail=3.0, num_clients=5, seed=2)
+        model = 0.1 * np.random.default_rng(0).normal(size=len(problem.initial_model()))
+        direction = np.random.default_rng(1).normal(size=len(model))
+        rounds = 4000
+        along = [
+            problem.client_weights @ (problem.updates(model, np.arange(5), t) @ direction)
+            for t in range(rounds)
+        ]
+        difference = (problem.loss(model + 1e-5 * direction) - problem.loss(model - 1e-5 * direction)) / 2e-5
+        assert abs(np.mean(along) - difference) < 5 * np.std(along) / np.sqrt(rounds)
+
+
+class TestReplay:
+    trace = Trace(np.array([0.5, 0.5]), 1, np.array([[1.0, 3.0], [2.0, 2.0], [0.0, 0.0]]))
+
+    def test_by_hand(self):
+        """a = (1, 9) / 4: uniform has 2 (1 + 9) / 4 = 5, the optimum (1 + 3)^2 / 4 = 4; (1, 1): both 4."""
+        sampler = UniformSampler(num_clients=2, cohort_size=1)
+        assert replay(sampler, self.trace) == pytest.approx([1.25, 1.0, 1.0])
+        sampler = FixedSampler(num_clients=2, cohort_size=1, probabilities=[0.25, 0.75])
+        assert replay(sampler, self.trace) == pytest.approx([1.0, (4 + 4 / 3) / 4, 1.0])
+
+    def test_the_sampler_hears_of_those_it_drew_alone(self):
+        heard = []
+
+        class Listening(UniformSampler):
+            def observe(self, cohort, norms):
+                heard.append((cohort.clients.tolist(), list(norms)))
+                super().observe(cohort, norms)
+
+        replay(Listening(num_clients=2, cohort_size=1), self.trace)
+        for norms, (clients, told) in zip(self.trace.norms, heard, strict=True):
+            assert told == norms[clients].tolist()
+
+    def test_the_oracle_is_perfect(self):
+        trace = TINY.trace(0)
+        sampler = OptimalSampler(num_clients=10, cohort_size=2, client_weights=trace.client_weights)
+        assert replay(sampler, trace) == pytest.approx(np.ones(20))
+
+    def test_measured_in_some_rounds_only(self):
+        every_third = replace(self.trace, norms=np.tile(self.trace.norms, (3, 1)), measured_every=3)
+        sampler = UniformSampler(num_clients=2, cohort_size=1)
+        assert replay(sampler, every_third) == pytest.approx([1.25, 1.25, 1.25])
+
+    def test_summary(self):
+        ratios = np.concatenate([[5.0, 3.0], np.ones(18)])
+        variance = summarise(ratios)
+        assert variance.mean == pytest.approx(26 / 20)
+        assert variance.early == 4.0
+        assert variance.segments == tuple(ratios)
+        assert summarise(np.array([2.0])).early == 2.0
+
+    def test_the_bound_is_the_first_rounds_largest_feedback(self):
+        assert self.trace.trial(0).feedback_bound == pytest.approx(9 / 4)
+
+
+class TestTournament:
+    def test_scores(self):
+        arena = run_replay(contestants("avare", "optimal"), [TINY], split="report", seeds=2)
+        assert arena.samplers == ("uniform", "avare", "optimal")
+        assert arena.seeds == (1, 3)
+        uniform, avare, optimal = arena.scores
+        assert (uniform.to_uniform, uniform.early_to_uniform) == (1.0, 1.0)
+        assert (optimal.ratio, optimal.early_ratio) == pytest.approx((1.0, 1.0))
+        traces = [TINY.trace(seed) for seed in (1, 3)]
+        runs = [
+            replay(CONTESTANTS["avare"](trace.trial(seed)), trace)
+            for seed, trace in zip((1, 3), traces, strict=True)
+        ]
+        assert avare.ratio == pytest.approx(np.mean(runs))
+        assert avare.early_ratio == pytest.approx(np.mean([run[:2] for run in runs]))
+        assert avare.to_uniform == pytest.approx(avare.ratio / uniform.ratio)
+
+    def test_two_processes_give_the_same(self):
+        arguments = contestants("uniform", "k-vib"), [TINY, replace(TINY, name="twin")]
+        counts = []
+        alone = run_replay(*arguments, split="tune", seeds=1)
+        assert (
+            run_replay(*arguments, split="tune", seeds=1, jobs=2, progress=counts.append).scores
+            == alone.scores
+        )
+        assert counts[-1] == 2 * 2 * 20
+
+    def test_closed_loop_leaves_out_where_there_is_nothing_to_train(self):
+        arena = run_closed_loop(
+            contestants("uniform", "optimal"), [TINY, TINY_TRAINING], split="tune", seeds=1
+        )
+        assert [env.name for env in arena.environments] == ["tiny-training"]
+        uniform, optimal = arena.scores
+        assert uniform.closed_loop.rounds_to_uniform == 1.0
+        assert optimal.closed_loop.rounds_to_optimal == 1.0
+        assert optimal.ratio == pytest.approx(1.0)
+        assert "tiny-training" in closed_loop_table(arena).columns[0]._cells
+
+    def test_rounds_to_targets_by_hand(self):
+        def falling(step: float) -> list[Trajectory]:
+            return [Trajectory(losses=10.0 - step * np.arange(1.0, 11.0), variance_ratios=np.ones(10))]
+
+        verdicts = judge({"uniform": falling(0.5), "other": falling(0.25), "optimal": falling(1.0)})
+        assert verdicts["uniform"].target_loss == 6.0  # after 8 of 10 rounds
+        assert verdicts["optimal"].rounds_to_target == 4
+        assert verdicts["optimal"].rounds_to_uniform == 0.5
+        assert verdicts["optimal"].reference_loss == 2.0
+        assert verdicts["uniform"].rounds_to_reference is None
+        assert verdicts["other"].rounds_to_target is None
+        assert verdicts["other"].final_loss == 7.5
+
+    def test_a_factory_by_its_module(self):
+        assert find_contestant("sortition.lab.contestants:avare") is CONTESTANTS["avare"]
+        for name in (
+            "best",
+            "sortition.lab.contestants:best",
+            "no.such.module:best",
+            ":best",
+            ".a:best",
+        ):
+            with pytest.raises(ConfigurationError, match=r"samplers.*best"):
+                find_contestant(name)
+
+    @pytest.mark.parametrize("fight", [run_replay, run_closed_loop])
+    def test_nothing_to_do_is_said(self, fight):
+        with pytest.raises(ConfigurationError, match="environments must name at least one"):
+            fight(contestants("uniform"), [], split="all")
+        with pytest.raises(ConfigurationError, match="seeds must be a whole number"):
+            fight(contestants("uniform"), [TINY_TRAINING], split="all", seeds=0)
+
+
+@pytest.fixture(scope="module")
+def arena():
+    return run_replay(
+        contestants("uniform", "avare", "optimal"),
+        [TINY, replace(TINY, name="twin")],
+        split="tune",
+        seeds=1,
+    )
+
+
+class TestReports:
+    def test_standings(self, arena):
+        uniform, avare, optimal = standings(arena)
+        assert uniform.geometric_mean == pytest.approx(arena.scores[0].ratio)  # twins
+        assert (optimal.geometric_mean, optimal.oracle) == (pytest.approx(1.0), True)
+        assert uniform.worst_to_uniform == 1.0
+        assert uniform.first_places + avare.first_places == 2
+        assert min(uniform.worst_behind, avare.worst_behind) == 1.0
+
+    def test_table_and_heat_map_have_all_cells(self, arena):
+        table = arena_table(arena, "to_uniform")
+        assert [column.header for column in table.columns] == ["environment", "uniform", "avare", "optimal"]
+        assert table.columns[0]._cells[:2] == ["tiny", "twin"]
+        values = heat_map(arena)["data"]["values"]
+        assert len(values) == 6
+        assert sum(cell["best"] for cell in values) == 2
+
+    def test_json_holds_everything(self, arena):
+        [standing, *_] = json.loads(arena_json({"replay": arena}))["replay"]["standings"]
+        assert standing["sampler"] == "uniform"
+        scores = json.loads(arena_json({"replay": arena}))["replay"]["scores"]
+        assert len(scores) == 6
+        assert len(scores[0]["by_seed"][0]["segments"]) == 20
+        infinite = replace(arena, scores=(replace(arena.scores[0], ratio=np.inf), *arena.scores[1:]))
+        assert json.loads(arena_json({"replay": infinite}))["replay"]["scores"][0]["ratio"] is None
+
+
+def test_the_recorded_run_trains():
+    trace = Training(partial(paper_least_squares, spread=1.0), 5, 100, 0.1)(0)
+    assert np.median(trace.norms[-1]) < 0.5 * np.median(trace.norms[0])

@@ -1,0 +1,194 @@
+"""How the authors' variant departs from the text, and their published runs replayed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sortition import AdaptiveOSMDSampler, Cohort
+from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
+from sortition.core.rates import expert_rates, initial_expert_weights, meta_rate, num_experts
+from sortition.lab.problems.images import AUTHORS_SIZES, ImageFederation
+from sortition.lab.problems.synthetic import authors_heterogeneous
+from sortition.lab.reproduce.authors import (
+    AuthorsAdaptiveOSMDSampler,
+    LossSGD,
+    ShrinkingSGD,
+    SummedSGD,
+    authors_image_loss,
+)
+from sortition.lab.reproduce.build import Start, make_problem, make_sampler
+from sortition.lab.reproduce.replay import SAMPLERS, replay
+from sortition.lab.reproduce.settings import RunSettings
+from sortition.lab.reproduce.simulate import simulate
+
+SHORT = RunSettings("text", "heterogeneous", "adaptive-osmd", 12, 5, 0.1, seed=1, spread=3.0)
+
+
+def images_federation() -> ImageFederation:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (700, 3, 3)).astype(np.uint8)
+    labels = rng.integers(0, 10, 700).astype(np.uint8)
+    return ImageFederation(images, labels, num_clients=40, sizes=AUTHORS_SIZES, validation=2, seed=1)
+
+
+class TestAuthors:
+    def test_sampler_is_their_code_written_out(self):
+        """Dense, with core's functions: steps count draws once, losses all of them, rates are K/2 as high."""
+        clients, size, horizon, alpha, bound = 6, 4, 50, 0.4, 2.0
+        sampler = AuthorsAdaptiveOSMDSampler(
+            num_clients=clients,
+            cohort_size=size,
+            num_rounds=horizon,
+            exploration=alpha,
+            feedback_bound=bound,
+            rate_scale=size / 2,
+            guard=None,
+            seed=3,
+        )
+        slowest = size**2 * alpha**3 / (clients**3 * bound) * math.sqrt(math.log(clients) / (2 * horizon))
+        rates = slowest * 2.0 ** np.arange(num_experts(clients, horizon, alpha))
+        assert sampler.expert_rates == pytest.approx(rates)
+        assert rates == pytest.approx(size / 2 * expert_rates(clients, size, horizon, alpha, bound))
+        gamma = meta_rate(clients, size, horizon, alpha, bound)
+        experts = np.full((len(rates), clients), 1 / clients)
+        thetas = np.log(initial_expert_weights(len(rates)))
+        repeated = 0
+        for round_index in range(30):
+            assert sampler.probabilities() == pytest.approx(mixture(thetas, experts), rel=1e-9)
+            cohort = sampler.draw()
+            norms = 10.0 * (1 + np.cos(cohort.clients + round_index))
+            sampler.observe(cohort, norms)
+            repeated += int(np.any(cohort.counts > 1))
+            log_feedback = 2 * np.log(norms / clients)
+            losses = log_expert_losses(experts, cohort, log_feedback)
+            thetas = reweigh_experts(thetas, math.log(gamma), losses)
+            once = Cohort(
+                round_index,
+                size,
+                cohort.clients,
+                cohort.counts,
+                cohort.probabilities,
+                cohort.weights / cohort.counts,
+            )
+            experts = np.array(
+                [
+                    osmd_step(expert, np.full(clients, alpha / clients), math.log(rate), once, log_feedback)
+                    for expert, rate in zip(experts, rates, strict=True)
+                ]
+            )
+        assert repeated > 5
+
+    def test_draws_without_replacement_are_learnt_from_as_if_they_were_with(self):
+        common = {"num_clients": 6, "cohort_size": 4, "num_rounds": 50, "feedback_bound": 2.0, "guard": None}
+        without = AuthorsAdaptiveOSMDSampler(**common, design="without_replacement")
+        replaced = AuthorsAdaptiveOSMDSampler(**common)
+        for round_index in range(5):
+            cohort = without.draw()
+            weights = cohort.counts / (4 * cohort.probabilities)
+            assert not np.allclose(cohort.weights, weights)
+            as_if = Cohort(round_index, 4, cohort.clients, cohort.counts, cohort.probabilities, weights)
+            without.learn(cohort, 1.0 * cohort.clients)
+            replaced.learn(as_if, 1.0 * cohort.clients)
+            assert without.probabilities() == pytest.approx(replaced.probabilities())
+
+    def test_samplers_are_fed_sums_and_vrb_losses(self):
+        problem = make_problem(replace(SHORT, variant="authors"), None)
+        cohort = Cohort(0, 2, clients=[1, 4], counts=[1, 1], probabilities=[0.1, 0.1], weights=[5.0, 5.0])
+        model = np.ones(10)
+        norms = np.linalg.norm(problem.updates(model, cohort.clients, 0), axis=1)
+        after, fed = SummedSGD(0.1)(model, cohort, problem, 0)
+        assert fed == pytest.approx(10 * norms)
+        same, losses = LossSGD(0.1)(model, cohort, problem, 0)
+        assert np.array_equal(after, same)
+        assert losses == pytest.approx(problem.batch_losses(model, cohort.clients, 0))
+
+    def test_bounds_of_vrb_and_mabs(self):
+        settings = replace(SHORT, variant="authors")
+        problem = make_problem(settings, None)
+        feedback, losses = np.arange(1.0, 101.0), np.arange(100.0)
+        for sampler, bound in (("vrb", 1.5 * (0.01 * 99.0) ** 2), ("mabs", math.sqrt(50.5))):
+            built = make_sampler(Start(replace(settings, sampler=sampler), problem, feedback, losses))
+            assert built.feedback_bound == pytest.approx(bound)
+
+    def test_batches_shrink_for_good(self):
+        problem = images_federation()
+        large, single = (int(np.flatnonzero(problem.client_sizes == size)[0]) for size in (100, 1))
+        model = np.random.default_rng(0).normal(size=problem.initial_model().size)
+        algorithm = ShrinkingSGD(0.1, report_losses=False)
+
+        def fed(*clients: int) -> np.ndarray:
+            ones = np.ones(len(clients))
+            return algorithm(model, Cohort(0, 1, sorted(clients), ones, ones, ones), problem, 0)[1]
+
+        full = np.linalg.norm(problem.updates(model, np.array([large]), 0)) * 5
+        assert fed(large) == pytest.approx([full], rel=1e-5)
+        assert algorithm.batch_size == 5
+        fed(single)
+        assert algorithm.batch_size == 1
+        one = problem.updates(model, np.array([large]), 0, np.array([1]))
+        assert fed(large) == pytest.approx([np.linalg.norm(one)], rel=1e-5)
+
+    def test_loss_is_divided_by_the_images(self):
+        problem = images_federation()
+        model = problem.initial_model()
+        assert authors_image_loss(problem, model) == pytest.approx(
+            40 * math.log(10) / problem.num_training, rel=1e-5
+        )
+
+    def test_text_samplers_are_the_librarys(self):
+        problem = make_problem(SHORT, None)
+        sampler = make_sampler(Start(SHORT, problem, np.ones(100), np.ones(100)))
+        assert type(sampler) is AdaptiveOSMDSampler
+
+
+class TestReplay:
+    SETTINGS = RunSettings("authors", "replayed", "all", 4, 5, 0.1, seed=0, spread=3.0, repeats=2)
+
+    def test_the_stream_serves_all_samplers_in_turn(self):
+        """Uniform and optimal sampling written out; what the others take is drawn and thrown away."""
+        features, targets = authors_heterogeneous(3.0)
+        stream = np.random.RandomState(111)
+        curves = replay(self.SETTINGS)
+        assert curves["loss"].shape == curves["regret"].shape == (2, len(SAMPLERS), 4)
+
+        def batches():
+            return np.array([stream.choice(100, size=10, replace=False) for _ in range(100)])
+
+        def gradient(model, client, rows):
+            x, y = features[client, rows], targets[client, rows]
+            return x.T @ (x @ model - y) / 10
+
+        for repeat in range(2):
+            model = np.zeros(10)
+            for t in range(4):
+                batches()
+                draws = stream.choice(100, size=5, p=np.full(100, 0.01))
+                rows = [stream.choice(100, size=10, replace=False) for _ in draws]
+                steps = [gradient(model, client, own) for client, own in zip(draws, rows, strict=True)]
+                model = model - 0.1 * np.mean(steps, axis=0)
+                loss = np.mean((features @ model - targets) ** 2) / 2
+                assert curves["loss"][repeat, 0, t] == pytest.approx(loss)
+            model = np.zeros(10)
+            for t in range(4):
+                rows = batches()
+                all_gradients = np.array([gradient(model, client, rows[client]) for client in range(100)])
+                p = np.linalg.norm(all_gradients, axis=1)
+                p /= p.sum()
+                draws = stream.choice(100, size=5, p=p)
+                model = model - 0.1 * np.mean(all_gradients[draws] / (100 * p[draws])[:, None], axis=0)
+                loss = np.mean((features @ model - targets) ** 2) / 2
+                assert curves["loss"][repeat, 1, t] == pytest.approx(loss)
+            for _ in SAMPLERS[2:]:
+                batches()  # for the bound
+                for _ in range(4):
+                    batches()
+                    stream.random_sample(5)  # what five draws take, whatever the distribution
+
+    def test_ticks_are_as_many_as_planned(self):
+        ticks = []
+        simulate(self.SETTINGS, tick=lambda: ticks.append(1))
+        assert len(ticks) == self.SETTINGS.rounds_in_all() == 2 * 5 * 4
