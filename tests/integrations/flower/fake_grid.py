@@ -147,6 +147,12 @@ def federation(clients: Iterable[Client], first_node: int = 100, shuffle: int | 
     return FakeGrid(nodes, shuffle)
 
 
+def one_round(strategy, grid: FakeGrid, start: ArrayRecord, server_round: int = 1):
+    """Configure, send, aggregate."""
+    messages = strategy.configure_train(server_round, start, ConfigRecord(), grid)
+    return strategy.aggregate_train(server_round, grid.send_and_receive(messages, timeout=1.0))
+
+
 def model(*values: float, dtype: type = np.float64) -> ArrayRecord:
     """A model of one array."""
     return ArrayRecord({"w": Array(np.array(values, dtype=dtype))})

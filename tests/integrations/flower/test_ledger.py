@@ -45,7 +45,7 @@ def start(ledger, name="FedAdam", crash_at=None, when="between", joins_at=4, **o
 
     grid.send_and_receive = crashing
     if crash_at is not None:  # no goodbye to the ledger
-        strategy._lottery.close = lambda: strategy._lottery._run._abandon()
+        strategy._pool.close = lambda: strategy._pool._run._abandon()
     return strategy, strategy.start(grid, model(0.0, 1.0), num_rounds=ROUNDS, evaluate_fn=evaluate)
 
 
@@ -126,7 +126,7 @@ def test_sizes_met_in_a_cohort_that_is_asked_again_outlive_another_crash(tmp_pat
 
     strategy, result = end(tmp_path / "again.db", crash_again=True)
     once, expected = end(tmp_path / "once.db", crash_again=False)
-    for name in ("sizes", "sizes_met", "met"):
+    for name in ("sizes", "first_replies", "has_replied"):
         np.testing.assert_array_equal(strategy.state_dict()[name], once.state_dict()[name])
     for server_round, metrics in result.train_metrics_clientapp.items():
         assert dict(metrics) == pytest.approx(dict(expected.train_metrics_clientapp[server_round]))
@@ -138,21 +138,21 @@ def test_a_cohort_that_was_left_behind_and_is_heard_late_takes_no_sizes_back(tmp
 
     def by_hand(grid, heard):
         strategy = AdaptiveSampling(INNER["FedAvg"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db")
-        strategy._lottery.resume()
+        strategy._pool.resume()
         for answered in heard:
             messages = strategy.configure_train(1, model(0.0), ConfigRecord(), grid)
             if answered:
                 strategy.aggregate_train(1, grid.send_and_receive(messages))
             grid.nodes[9999] = (NodeInfo(node_id=9999, name="client-11"), newcomer(11))
         state = strategy.state_dict()
-        strategy._lottery._run._abandon()
+        strategy._pool._run._abandon()
         return state
 
     grid = federation(clients()[:11])
     by_hand(grid, heard=[False, True])
     before = by_hand(grid, heard=[True])
     after = by_hand(grid, heard=[])
-    for name in ("sizes", "sizes_met", "met"):
+    for name in ("sizes", "first_replies", "has_replied"):
         np.testing.assert_array_equal(after[name], before[name])
 
 

@@ -147,21 +147,21 @@ def test_a_sampler_of_ones_own_is_resumed_too():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"kind": "UniformSampler"}, "of kind AdaptiveSampling"),
-        ({"version": 99}, "version 1, got"),
-        ({"inner": "FedAdam"}, "inner strategy FedAvg, got 'FedAdam'"),
-        ({"inner_attributes": "no json"}, "attributes of FedAvg"),
-        ({"identities": '["a", "a"]'}, "different strings"),
-        ({"sizes": np.zeros(3)}, "'sizes'"),
-        ({"model_keys": '["w", "v"]'}, "arrays of the model"),
-        ({"sampler.kind": "UniformSampler"}, "kind EmpiricalBayesSampler"),
+        ({"kind": "UniformSampler"}, "kind.*UniformSampler"),
+        ({"version": 99}, "version.*99"),
+        ({"inner": "FedAdam"}, "inner.*FedAdam"),
+        ({"inner_attributes": "no json"}, "inner_attributes"),
+        ({"identities": '["a", "a"]'}, "identities"),
+        ({"sizes": np.zeros(3)}, "sizes"),
+        ({"model_keys": '["w", "v"]'}, "model_keys"),
+        ({"sampler.kind": "UniformSampler"}, "kind.*EmpiricalBayesSampler"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(change, message):
+def test_a_state_that_does_not_fit_is_refused(change, named):
     strategy = AdaptiveSampling(INNER["FedAvg"](), cohort_size=4)
     run(strategy, 2)
     fresh = AdaptiveSampling(INNER["FedAvg"](), cohort_size=4)
-    with pytest.raises(StateError, match=message):
+    with pytest.raises(StateError, match=named):
         fresh.load_state_dict({**strategy.state_dict(), **change})

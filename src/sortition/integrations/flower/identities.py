@@ -1,4 +1,4 @@
-"""Who a node is: node ids change, identities stay."""
+"""Identities of clients: node ids change from run to run, identities stay."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from sortition.core.errors import ConfigurationError
 log = logging.getLogger("flwr.sortition")
 
 IdentityFunction = Callable[[NodeInfo], str | None]
-"""The identity of a node from what the SuperLink knows of it; None means that the client is to be asked."""
+"""Returns the identity of a node from what the SuperLink knows about it, or None to ask the client."""
 
-PEM = b"-----BEGIN PUBLIC KEY-----"
-NOT_REACHED = frozenset({3, 4, 5})
-"""Error codes of the SuperLink itself: message, reply or node unavailable. The client was not heard."""
-HANDFUL = 5
-"""So many clients must fail, and none answer, before the ClientApp is taken to answer no queries."""
+PUBLIC_KEY_START = b"-----BEGIN PUBLIC KEY-----"
+
+UNREACHABLE = frozenset({3, 4, 5})
+"""Error codes of the SuperLink: message, reply or node unavailable. The client itself has not answered."""
+
+TRIAL_QUERIES = 5
+"""If this many clients fail to report an identity and none succeeds, no more clients are asked."""
 
 
 def registered_identity(node: NodeInfo) -> str | None:
-    """The name that the SuperNode was registered with, else its public key, else ask the client.
+    """The name or, without one, the public key that the SuperNode was registered with; else None.
 
-    A simulated node has neither: what stands in the place of its key are random bytes.
+    Simulated nodes have neither: random bytes take the place of their key. These clients are asked.
 
     >>> registered_identity(NodeInfo(node_id=7, name="clinic-3"))
     'name:clinic-3'
@@ -38,13 +40,15 @@ def registered_identity(node: NodeInfo) -> str | None:
     """
     if node.name:
         return f"name:{node.name}"
-    if node.public_key.startswith(PEM):
+    if node.public_key.startswith(PUBLIC_KEY_START):
         return f"key:{hashlib.sha256(node.public_key).hexdigest()[:32]}"
     return None
 
 
 def reported_identity(node: NodeInfo) -> str | None:
-    """Always ask the client: for SuperNodes without registered keys, which get a new key at every start.
+    """None, so that the client is asked: for SuperNodes without registered keys.
+
+    Such a SuperNode makes a new key whenever it starts, so its key does not identify it.
 
     >>> reported_identity(NodeInfo(node_id=7, name="clinic-3")) is None
     True
@@ -66,15 +70,16 @@ def natural_order(identity: str) -> tuple[str, bool, int, str]:
 @dataclass(frozen=True)
 class _Node:
     identity: str
-    activated: str
+    activated_at: str
 
 
 class Identities:
-    """Finds out who is online, anew each round, asking a client at most once.
+    """The identities of the nodes online. Each client is asked at most once.
 
-    A client that is asked answers a query with a record that holds ``reported_key`` and, if it likes,
-    ``size_key``. One that fails to goes by its node id, which stays the same for this run, but not for the
-    next. After a handful of failures and not a single answer nobody is asked any more, and all go by node id.
+    A client that is asked gets a query. Its answer holds ``reported_key`` and may hold ``size_key``, its
+    number of examples. A client that gives no such answer is identified by its node id, which stays the same
+    during this run only. After ``TRIAL_QUERIES`` failures and no success, all clients that would have to be
+    asked are identified by their node ids.
     """
 
     def __init__(self, identity: IdentityFunction, reported_key: str, size_key: str) -> None:
@@ -82,69 +87,76 @@ class Identities:
         self._reported_key = reported_key
         self._size_key = size_key
         self._nodes: dict[int, _Node] = {}
-        self._sizes: dict[str, float] = {}
-        self._answered = False
+        self._reported_sizes: dict[str, float] = {}
+        self._any_answer = False
         self._failures = 0
         self._warned: set[tuple[int, int]] = set()
 
     @property
     def reported_sizes(self) -> Mapping[str, float]:
-        """The numbers of examples that clients gave together with their identity."""
-        return self._sizes
+        """The numbers of examples that clients reported together with their identity."""
+        return self._reported_sizes
 
     def online(self, grid: Grid, timeout: float) -> dict[str, int]:
-        """The node of each identity that is online."""
+        """The node id of each identity that is online."""
         node_ids = set(grid.get_node_ids())
-        strangers = node_ids - self._nodes.keys()
-        if strangers:
-            self._meet([node for node in grid.get_nodes() if node.node_id in strangers], grid, timeout)
+        unseen = node_ids - self._nodes.keys()
+        if unseen:
+            self._identify([node for node in grid.get_nodes() if node.node_id in unseen], grid, timeout)
         found: dict[str, int] = {}
         for node_id in sorted(node_ids & self._nodes.keys()):
             identity = self._nodes[node_id].identity
             found[identity] = (
-                self._later(identity, found[identity], node_id) if identity in found else node_id
+                self._latest(identity, found[identity], node_id) if identity in found else node_id
             )
         return found
 
-    def _meet(self, nodes: list[NodeInfo], grid: Grid, timeout: float) -> None:
-        activated = {node.node_id: node.last_activated_at for node in nodes}
-        names = {node.node_id: self._identity(node) for node in nodes}
-        for name in names.values():
-            if not (name is None or isinstance(name, str)):
-                raise ConfigurationError(f"identity must return a string, or None to ask, got {name!r}")
-        named = {node_id: name for node_id, name in names.items() if name is not None}
-        unnamed = sorted(names.keys() - named.keys())
-        if unnamed:
-            named |= self._ask(unnamed, grid, timeout)
-        for node_id, name in named.items():
-            self._nodes[node_id] = _Node(name, activated[node_id])
+    def _identify(self, nodes: list[NodeInfo], grid: Grid, timeout: float) -> None:
+        """Find the identities of new nodes. Nodes that can't be reached stay unknown until the next round."""
+        found: dict[int, str] = {}
+        to_ask = []
+        for node in nodes:
+            identity = self._identity(node)
+            if identity is None:
+                to_ask.append(node.node_id)
+            elif isinstance(identity, str):
+                found[node.node_id] = identity
+            else:
+                raise ConfigurationError(
+                    f"identity must return a string, or None to ask the client, got {identity!r}"
+                )
+        if to_ask:
+            found |= self._ask(sorted(to_ask), grid, timeout)
+        for node in nodes:
+            if node.node_id in found:
+                self._nodes[node.node_id] = _Node(found[node.node_id], node.last_activated_at)
 
     def _ask(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, str]:
-        """Ask a handful first: an app without queries then fails a few times, and not a thousand."""
-        before = self._failures
-        first = 0 if self._answered else max(HANDFUL - self._failures, 0)
+        """Ask a few clients first: if the ClientApp has no query function, only these fail."""
+        failures_before = self._failures
+        first = 0 if self._any_answer else max(TRIAL_QUERIES - self._failures, 0)
         found = self._query(node_ids[:first], grid, timeout)
-        if not self._answers_no_queries:  # also where some were not heard: they may never be
+        if not self._gives_no_answers:
             found |= self._query(node_ids[first:], grid, timeout)
-        nameless = self._failures - before
-        if self._answers_no_queries:
-            found, nameless = {node_id: f"node:{node_id}" for node_id in node_ids}, len(node_ids)
-        if nameless:
+        unanswered = self._failures - failures_before
+        if self._gives_no_answers:
+            found, unanswered = {node_id: f"node:{node_id}" for node_id in node_ids}, len(node_ids)
+        if unanswered:
             log.warning(
-                "%d of %d new clients gave no answer with '%s' to a query: they go by their node ids, which "
-                "other runs do not share, so that a resumed run would start to learn anew about them.",
-                nameless,
+                "%d of %d new clients did not report '%s' when asked. They are identified by their node ids, "
+                "which change from run to run: a resumed run starts to learn anew about them.",
+                unanswered,
                 len(node_ids),
                 self._reported_key,
             )
         return found
 
     @property
-    def _answers_no_queries(self) -> bool:
-        return not self._answered and self._failures >= HANDFUL
+    def _gives_no_answers(self) -> bool:
+        return not self._any_answer and self._failures >= TRIAL_QUERIES
 
     def _query(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, str]:
-        """Those that were heard: by what they report, or by node id if they report nothing."""
+        """The identities of clients that could be reached: what they report or, failing that, the node id."""
         question = RecordDict({"query": ConfigRecord({"key": self._reported_key})})
         messages = [Message(question, node_id, MessageType.QUERY) for node_id in node_ids]
         replies = list(grid.send_and_receive(messages, timeout=timeout)) if messages else []
@@ -152,35 +164,40 @@ class Identities:
         found: dict[int, str] = {}
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id)
-            if node_id is None or (reply.has_error() and reply.error.code in NOT_REACHED):
+            if node_id is None or (reply.has_error() and reply.error.code in UNREACHABLE):
                 continue
             content = RecordDict() if reply.has_error() else reply.content
             reported = _look_up(content, self._reported_key)
-            self._answered |= reported is not None
-            self._failures += reported is None
-            found[node_id] = f"node:{node_id}" if reported is None else f"{self._reported_key}:{reported}"
+            if reported is None:
+                self._failures += 1
+                found[node_id] = f"node:{node_id}"
+            else:
+                self._any_answer = True
+                found[node_id] = f"{self._reported_key}:{reported}"
             size = _look_up(content, self._size_key)
             if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < math.inf:
-                self._sizes[found[node_id]] = float(size)
+                self._reported_sizes[found[node_id]] = float(size)
         return found
 
-    def _later(self, identity: str, one: int, other: int) -> int:
-        """Of two nodes with one identity the one that was activated last: the other is its dead past."""
-        earlier, later = sorted((one, other), key=lambda node_id: (self._nodes[node_id].activated, node_id))
-        if (earlier, later) not in self._warned:
-            self._warned.add((earlier, later))
+    def _latest(self, identity: str, one: int, other: int) -> int:
+        """The node that was activated last of two with one identity: the other has stopped unnoticed."""
+        older, newer = sorted((one, other), key=lambda node_id: (self._nodes[node_id].activated_at, node_id))
+        if (older, newer) not in self._warned:
+            self._warned.add((older, newer))
             log.warning(
-                "Nodes %d and %d are both %s: the later one, %d, counts.", one, other, identity, later
+                "Nodes %d and %d are both %s. Node %d is used, since it was activated last.",
+                one,
+                other,
+                identity,
+                newer,
             )
-        return later
+        return newer
 
 
 def _look_up(content: RecordDict, key: str) -> object | None:
-    """The value of ``key`` in whatever record holds it."""
-    configs, metrics = content.config_records.values(), content.metric_records.values()
-    from_config = next((record[key] for record in configs if key in record), None)
-    return (
-        next((record[key] for record in metrics if key in record), None)
-        if from_config is None
-        else from_config
-    )
+    """The value of ``key`` in the first record that has it; config records come before metric records."""
+    for records in (content.config_records.values(), content.metric_records.values()):
+        for record in records:
+            if key in record:
+                return record[key]
+    return None

@@ -1,4 +1,4 @@
-"""What a round tells trackers about the sampling."""
+"""The ``sampling-*`` metrics that each round reports."""
 
 from __future__ import annotations
 
@@ -12,27 +12,18 @@ from sortition.core.cohort import Cohort
 from sortition.core.state import array
 from sortition.core.types import FloatArray
 from sortition.core.variance import estimated_loss
+from sortition.integrations.flower.pool import DrawnCohort, WeighedReplies
 
-PREFIX = "sampling-"
-MEMORY = 0.95
-
-
-def effective_number(probabilities: FloatArray) -> float:
-    r"""exp of the entropy: how many clients, drawn alike, would be as unpredictable.
-
-    >>> round(effective_number(np.array([0.5, 0.25, 0.25, 0.0])), 3)
-    2.828
-    """
-    positive = probabilities[probabilities > 0.0]
-    return float(np.exp(-np.sum(positive * np.log(positive))))
+DECAY = 0.95
 
 
 class VarianceRatio:
     r"""Estimated variance of the aggregate over that of uniform sampling, :math:`\hat l(p) / \hat l(1/M)`.
 
-    Both losses are estimated from the cohort that was drawn, for uniform sampling so off policy. One round
-    says little: where the clients that matter were not drawn, the two are about the same. So each is summed
-    over the rounds, older ones counting less by a factor of ``MEMORY`` a round, and the sums are divided.
+    Both losses are estimated from the clients that were drawn, so the one of uniform sampling is an
+    off-policy estimate. One round says little: if no important client was drawn, both losses are about
+    equal. So each loss is summed over the rounds, with weights that fall by the factor ``DECAY`` a round, and
+    the ratio is that of the sums.
 
     >>> ratio = VarianceRatio()
     >>> cohort = Cohort(0, 2, [0, 3], [1, 1], [0.5, 0.25], [1.0, 2.0])
@@ -46,51 +37,53 @@ class VarianceRatio:
 
     @property
     def value(self) -> float:
-        """The ratio; 1 before anything was heard."""
+        """The ratio; 1 before the first reply."""
         return self._drawn / self._uniform if self._uniform > 0.0 else 1.0
 
     def update(
-        self, cohort: Cohort, probabilities: FloatArray, feedback: FloatArray, num_available: int
+        self, replied: Cohort, probabilities: FloatArray, feedback: FloatArray, num_available: int
     ) -> None:
-        """Another round: who replied, the probabilities that they were drawn with, their feedback."""
-        uniform = np.full(len(cohort), 1.0 / num_available)
-        drawn = uniform if num_available <= cohort.cohort_size else probabilities  # then all take part
-        self._uniform = MEMORY * self._uniform + estimated_loss(uniform, cohort, feedback)
-        self._drawn = MEMORY * self._drawn + estimated_loss(drawn, cohort, feedback)
+        """Add a round: the clients that replied, the probabilities they were drawn with, their feedback."""
+        uniform = np.full(len(replied), 1.0 / num_available)
+        all_take_part = num_available <= replied.cohort_size
+        drawn = uniform if all_take_part else probabilities
+        self._uniform = DECAY * self._uniform + estimated_loss(uniform, replied, feedback)
+        self._drawn = DECAY * self._drawn + estimated_loss(drawn, replied, feedback)
 
     def state(self) -> dict[str, Any]:
-        """What a continued run needs."""
+        """What a resumed run needs to know."""
         return {"variance_ratio": np.array([self._drawn, self._uniform])}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` gave."""
+        """Continue from what ``state`` returned."""
         self._drawn, self._uniform = array(state, "variance_ratio", np.float64, (2,)).tolist()
 
 
-def sampling_metrics(
-    *,
-    drawn: Cohort,
-    replied: Cohort,
-    probabilities: FloatArray,
-    shares: FloatArray,
-    ratio: VarianceRatio,
-    met: int,
-    num_clients: int,
-) -> MetricRecord:
-    """The record of a round.
+def effective_number(probabilities: FloatArray) -> float:
+    r"""exp of the entropy: the number of clients that, drawn uniformly, would be as hard to predict.
 
-    ``probabilities`` are those of all the available; ``shares`` (lambda) are of those that ``replied``, and
-    ``met`` of all ``num_clients`` have replied at least once.
+    >>> round(effective_number(np.array([0.5, 0.25, 0.25, 0.0])), 3)
+    2.828
     """
-    values = {
-        "available-clients": len(probabilities),
-        "distinct-clients": len(drawn),
-        "replies": len(replied),
-        "failures": len(drawn) - len(replied),
-        "effective-clients": effective_number(probabilities),
-        "variance-ratio": ratio.value,
-        "largest-weight": float(drawn.weights.max(initial=0.0)),
-        "total-weight": float(np.sum(shares * replied.weights)),
-        "coverage": met / num_clients,
-    }
-    return MetricRecord({PREFIX + name: value for name, value in values.items()})
+    positive = probabilities[probabilities > 0.0]
+    return float(np.exp(-np.sum(positive * np.log(positive))))
+
+
+def sampling_metrics(
+    drawn: DrawnCohort, weighed: WeighedReplies, variance_ratio: float, num_replied: int, num_clients: int
+) -> MetricRecord:
+    """The metrics of a round; ``num_replied`` of all ``num_clients`` have replied at least once."""
+    cohort, replied = drawn.cohort, weighed.replied
+    return MetricRecord(
+        {
+            "sampling-available-clients": len(drawn.available),
+            "sampling-distinct-clients": len(cohort),
+            "sampling-replies": len(replied),
+            "sampling-failures": len(cohort) - len(replied),
+            "sampling-effective-clients": effective_number(drawn.probabilities),
+            "sampling-variance-ratio": variance_ratio,
+            "sampling-largest-weight": float(cohort.weights.max(initial=0.0)),
+            "sampling-total-weight": float(np.sum(weighed.shares * replied.weights)),
+            "sampling-coverage": num_replied / num_clients,
+        }
+    )

@@ -14,8 +14,10 @@ app = ClientApp()
 def train(message: Message, context: Context) -> Message:
     """Halfway to this client's number; client p has p + 1 examples. Every seventh one fails."""
     partition, config = int(context.node_config["partition-id"]), message.content["config"]
-    note = Path(str(config["notes"])) / f"training-{partition}-{config['server-round']}"
-    note.touch()
+    notes, server_round = Path(str(config["notes"])), config["server-round"]
+    while (notes / f"hold-{partition}").exists():
+        (notes / f"waiting-{partition}-{server_round}").touch()
+        time.sleep(0.1)
     time.sleep(float(config["pause"]))
     if partition % 7 == 6:
         raise ValueError("this client always fails")

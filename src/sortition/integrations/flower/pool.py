@@ -1,0 +1,515 @@
+"""The clients of a federation: their ids, their data sizes, and the sampler that draws among them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sortition.core.cohort import Cohort
+from sortition.core.errors import ConfigurationError, LedgerError, SortitionError, StateError
+from sortition.core.protocols import Sampler
+from sortition.core.state import array, scalar, text
+from sortition.core.types import BoolArray, FloatArray, IntArray
+from sortition.core.validation import whole_number
+from sortition.integrations.flower.identities import natural_order
+from sortition.ledger import RecordedSampler, open_run, read_run
+from sortition.ledger.files import run_file, side_directory
+from sortition.ledger.store import check_header
+from sortition.samplers.empirical_bayes import default_sampler
+
+SAMPLER = "sampler."
+"""Prefix of the sampler's own entries in the state."""
+
+STATE, CLIENTS = "flower", "flower_clients"
+"""Attachments in the ledger: the whole state, written as a round ends, and its part about the clients,
+written when new ones join."""
+
+FEWEST_COMPARED = 10
+"""No client is called dominant while fewer sizes than this are known."""
+
+
+@dataclass(frozen=True)
+class DrawnCohort:
+    """A cohort and what was known when it was drawn."""
+
+    cohort: Cohort
+    names: tuple[str, ...]
+    """The identities of ``cohort.clients``, in the same order."""
+    given_sizes: FloatArray
+    """Sizes that were given for ``cohort.clients``; nan if the client is to report its own."""
+    available: IntArray
+    """The clients that could be drawn, in ascending order."""
+    probabilities: FloatArray
+    """The probabilities of ``available``, which sum to one."""
+    total_size: float
+    """The examples of all available clients, known or estimated; nan if no size is known yet."""
+
+
+@dataclass(frozen=True)
+class WeighedReplies:
+    """What the replies of a round count. Arrays are aligned with ``replied`` unless they say otherwise."""
+
+    replied: Cohort
+    probabilities: FloatArray
+    """The probabilities that the clients were drawn with."""
+    shares: FloatArray
+    """Client weights (lambda): shares in the examples of all available clients."""
+    feedback: FloatArray
+    """(share times norm) squared."""
+    step_scale: float
+    """Factor that turns the sum of ``size * weight * update``, with weights as drawn, into the step."""
+    sampler_norms: FloatArray
+    """The norms that the sampler is to observe, aligned with the whole cohort; nan means no reply."""
+
+
+class ClientPool:
+    """The clients seen so far and the sampler that draws among them.
+
+    Clients have identities, which are strings. In the sampler they are numbered in the order in which they
+    joined.
+
+    A sampler multiplies each norm by its own client weight, and these weights are set when it is built,
+    before any client has reported its size. So it observes norms that are multiplied by ``share / own
+    weight``. Its feedback is then (share times norm) squared, whatever its own weights are. They are uniform
+    for a sampler that was given. The default sampler starts from the data sizes if all are known by then.
+
+    With a ledger, the sampler is wrapped in the ledger's ``RecordedSampler`` for the time of a run.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler | None,
+        cohort_size: int | None,
+        num_examples: Mapping[str, float] | None,
+        seed: int,
+        ledger: str | os.PathLike[str] | None,
+    ) -> None:
+        if (sampler is None) == (cohort_size is None):
+            raise ConfigurationError(
+                "give either cohort_size, for the default sampler, or a sampler of your own, got "
+                + ("neither" if sampler is None else "both")
+            )
+        if not (sampler is None or isinstance(sampler, Sampler)):
+            raise ConfigurationError(f"sampler must be a sampler of sortition or alike, got {sampler!r}")
+        if sampler is not None and sampler.state_dict().get("config.client_weights", "uniform") != "uniform":
+            raise ConfigurationError(
+                "sampler must be built without client_weights: the data sizes come from the clients or from "
+                "num_examples"
+            )
+        self._cohort_size = 0 if cohort_size is None else whole_number("cohort_size", cohort_size, least=1)
+        self._seed = whole_number("seed", seed, least=0)
+        self._is_default = sampler is None
+        self._sampler = sampler
+        self._initial_clients = 0 if sampler is None else sampler.num_clients
+        self._default_weights: FloatArray = np.zeros(0)  # client weights of the default sampler, unnormalised
+        self._ids: dict[str, int] = {}
+        self._has_replied: BoolArray = np.zeros(0, dtype=bool)
+        self._sizes = DataSizes(num_examples)
+        self._ledger = None if ledger is None else ledger_file(ledger)
+        self._run: RecordedSampler | None = None
+        self._untouched = copy.deepcopy(sampler) if ledger is not None else None
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """The sampler; None before the first round if it is the default one."""
+        return self._sampler if self._run is None else self._run
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """All clients seen so far; the place of an identity is its id in the sampler."""
+        return tuple(self._ids)
+
+    @property
+    def num_replied(self) -> int:
+        """How many clients have replied at least once."""
+        return int(self._has_replied.sum())
+
+    # A round -----------------------------------------------------------------------------------------
+
+    def draw(self, online: Iterable[str], reported_sizes: Mapping[str, float]) -> DrawnCohort:
+        """Let new clients join, then draw a cohort from those online."""
+        names = list(online)
+        sampler = self._join([name for name in names if name not in self._ids], reported_sizes)
+        available = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
+        all_available = len(available) == sampler.num_clients > sampler.cohort_size
+        probabilities = sampler.probabilities(available)
+        cohort = sampler.draw() if all_available else sampler.draw(available=available)
+        if self._run is not None:  # the ledger may hand out a cohort that was drawn before a crash
+            available = np.union1d(available, cohort.clients)
+            probabilities = sampler.probabilities(available)
+        identities = self.identities
+        return DrawnCohort(
+            cohort=cohort,
+            names=tuple(identities[client] for client in cohort.clients),
+            given_sizes=self._sizes.given(cohort.clients),
+            available=available,
+            probabilities=probabilities / probabilities.sum(),
+            total_size=self._sizes.total(available),
+        )
+
+    def weigh(self, drawn: DrawnCohort, norms: FloatArray, sizes: FloatArray) -> WeighedReplies:
+        """Weigh the replies; ``norms`` and ``sizes`` are aligned with the cohort, nan means no reply."""
+        heard = ~np.isnan(norms)
+        replied = drawn.cohort.replied(heard)
+        self._sizes.record(replied.clients, sizes[heard], replied.weights)
+        self._has_replied[replied.clients] = True
+        total = drawn.total_size
+        if np.isnan(total) or len(drawn.cohort) == len(drawn.available):  # or everybody was asked: no bias
+            total = self._sizes.total(drawn.available)
+        shares = sizes[heard] / total if total > 0.0 else np.zeros(len(replied))
+        sampler_norms = np.full(len(norms), np.nan)
+        sampler_norms[heard] = norms[heard] * shares / self._own_weights(replied.clients)
+        raised = len(drawn.cohort) / max(len(replied), 1)  # those who replied stand in for the others
+        return WeighedReplies(
+            replied=replied,
+            probabilities=drawn.probabilities[np.searchsorted(drawn.available, replied.clients)],
+            shares=shares,
+            feedback=(shares * norms[heard]) ** 2,
+            step_scale=raised / total if total > 0.0 else 0.0,
+            sampler_norms=sampler_norms,
+        )
+
+    def observe(
+        self, drawn: DrawnCohort, weighed: WeighedReplies, state: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Let the sampler learn. With a ledger, ``state()`` is on disk before it does."""
+        if self._run is not None:
+            self._run.attach(drawn.cohort.round_index, STATE, state())
+        self._open_sampler().observe(drawn.cohort, weighed.sampler_norms)
+
+    def dominant_client(self) -> str | None:
+        """The client that reports more examples than all others known together, if there is one."""
+        client = self._sizes.dominant()
+        return None if client is None else self.identities[client]
+
+    # Joining -----------------------------------------------------------------------------------------
+
+    def _join(self, newcomers: list[str], reported_sizes: Mapping[str, float]) -> Sampler:
+        """Give newcomers their ids, and make the sampler large enough for them."""
+        newcomers = sorted(newcomers, key=natural_order)
+        for name in newcomers:
+            self._ids[name] = len(self._ids)
+        self._has_replied = np.concatenate([self._has_replied, np.zeros(len(newcomers), dtype=bool)])
+        self._sizes.join(newcomers, reported_sizes)
+        if self._sampler is None:
+            self._initial_clients = len(newcomers)
+            self._default_weights = self._sizes.known_shares(np.arange(self._initial_clients))
+            self._sampler = self._build_default(self._initial_clients, self._default_weights)
+        if self._ledger is not None and self._run is None:
+            if self._ledger.exists():
+                raise ConfigurationError(f"ledger {self._ledger} holds a run: call start() to continue it")
+            self._open_run()
+        sampler = self._open_sampler()
+        if self._is_default and len(self._ids) > len(self._default_weights):
+            beyond = np.arange(len(self._default_weights), len(self._ids))
+            relative = self._sizes.relative_sizes(beyond, np.arange(self._initial_clients))
+            self._default_weights = np.append(self._default_weights, relative / self._initial_clients)
+        if self._run is not None and newcomers:
+            self._run.attach(self._run.round_index, CLIENTS, self.state(with_sampler=False))
+        if len(self._ids) > sampler.num_clients:
+            self._add_clients(sampler, np.arange(sampler.num_clients, len(self._ids)))
+        return sampler
+
+    def _build_default(self, num_clients: int, weights: FloatArray) -> Sampler:
+        equal = bool(np.all(weights[:num_clients] == weights[0]))
+        client_weights = None if equal else weights[:num_clients]
+        return default_sampler(num_clients, self._cohort_size, client_weights=client_weights, seed=self._seed)
+
+    def _add_clients(self, sampler: Sampler, newcomers: IntArray) -> None:
+        add_clients = getattr(sampler, "add_clients", None)
+        if add_clients is None:
+            raise ConfigurationError(
+                f"sampler was built for {sampler.num_clients} clients and has no add_clients, but "
+                f"{len(newcomers)} more have joined: build it for all clients that will ever appear"
+            )
+        if self._is_default:
+            weights = self._default_weights[newcomers]
+            add_clients(weights, client_weights=weights)
+        else:
+            add_clients(len(newcomers))
+
+    def _own_weights(self, clients: IntArray) -> FloatArray:
+        """The client weights that the sampler multiplies norms by; 1 if its weight is 0."""
+        if not self._is_default:
+            return np.full(len(clients), 1.0 / self._open_sampler().num_clients)
+        weights = self._default_weights[clients] / self._default_weights.sum()
+        return np.where(weights > 0.0, weights, 1.0)
+
+    def _open_sampler(self) -> Sampler:
+        if self.sampler is None:
+            raise ConfigurationError("draw must be called first: there is no sampler before the first round")
+        return self.sampler
+
+    # State -------------------------------------------------------------------------------------------
+
+    def state(self, *, with_sampler: bool) -> dict[str, Any]:
+        """What a resumed run needs to know; a ledger has the sampler itself."""
+        kept = self.sampler.state_dict() if with_sampler and self.sampler is not None else {}
+        return {
+            "initial_clients": self._initial_clients,
+            "identities": json.dumps(self.identities),
+            "has_replied": self._has_replied.copy(),
+            "default_weights": self._default_weights.copy(),
+            **self._sizes.state(),
+            **{SAMPLER + name: value for name, value in kept.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state`` returned. Nothing is changed if it does not fit."""
+        identities = string_list(state, "identities")
+        has_replied = array(state, "has_replied", np.bool_, (len(identities),))
+        initial_clients = int(scalar(state, "initial_clients"))
+        default_weights = array(state, "default_weights", np.float64, (None,))
+        sizes = self._sizes.restored(state, identities)
+        kept = {name.removeprefix(SAMPLER): state[name] for name in state if name.startswith(SAMPLER)}
+        if kept:
+            sampler = (
+                self._build_default(initial_clients, default_weights)
+                if self._is_default
+                else self._open_sampler()
+            )
+            sampler.load_state_dict(kept)
+            self._sampler = sampler
+        self._ids = {name: place for place, name in enumerate(identities)}
+        self._has_replied, self._sizes = has_replied, sizes
+        self._initial_clients, self._default_weights = initial_clients, default_weights
+
+    # Ledger ------------------------------------------------------------------------------------------
+
+    def refuse_state_beside_ledger(self) -> None:
+        """Raise if there is a ledger: its sampler would know nothing of what a loaded state has learnt."""
+        if self._ledger is not None:
+            raise ConfigurationError(
+                f"a state can't be loaded beside a ledger, which keeps its own: got ledger={self._ledger}"
+            )
+
+    def resume(self) -> dict[str, Any] | None:
+        """Continue the run in the ledger, if there is one. Returns the last state given to ``observe``."""
+        if self._run is not None:  # rounds were run without start
+            self.close()
+        if self._ledger is None or not self._ledger.exists():
+            return None
+        if self._is_default:
+            self._initial_clients, self._default_weights = _initial_weights(self._ledger)
+            self._sampler = self._build_default(self._initial_clients, self._default_weights)
+        state, newest_clients = _last_states(self._open_run(), self._ledger)
+        if newest_clients is not None:
+            self.restore(newest_clients)
+        return state
+
+    def close(self) -> None:
+        """Close the ledger, if it is open."""
+        run, self._run = self._run, None
+        if run is not None:
+            try:
+                self._sampler = run.sampler
+            finally:
+                run.close()
+
+    def _open_run(self) -> RecordedSampler:
+        """Open the ledger, which makes its samplers itself: copies of the given one, or default ones."""
+        if self._ledger is None or self._sampler is None:
+            raise ConfigurationError("ledger can't be opened before there is a sampler")
+        untouched, num_clients, weights = self._untouched, self._initial_clients, self._default_weights.copy()
+
+        def make_sampler() -> Sampler:
+            return (
+                self._build_default(num_clients, weights) if untouched is None else copy.deepcopy(untouched)
+            )
+
+        self._run = open_run(self._ledger, make_sampler)
+        return self._run
+
+
+class DataSizes:
+    r"""The numbers of examples :math:`n_m`, and the total of the available clients, known or estimated.
+
+    The client weights of a round are :math:`\lambda_m = n_m / n`, where n is the number of examples of all
+    available clients. A client's :math:`n_m` is known from the start if it was given, or reported in answer
+    to a query. Otherwise it is known from the client's first reply on. The unknown sizes are estimated by a
+    mean over first replies, each counted by its cohort weight:
+
+    .. math:: \hat n = \sum_{m\,\mathrm{known}} n_m + \#\{m\,\mathrm{unknown}\} \cdot
+              \frac{\sum_{\mathrm{first\ replies}} \mathrm{weight}_m n_m}
+                   {\sum_{\mathrm{first\ replies}} \mathrm{weight}_m}
+
+    The cohort weights correct for a sampler that prefers large clients. The total of a round is fixed
+    *before* its cohort is drawn. Given what is known then, the aggregate has expectation
+    :math:`(n / \hat n) \sum_m \lambda_m g_m`: its direction is unbiased whatever :math:`\hat n` is, and only
+    the length of the step is off. Once all sizes are known it is exact. A total computed from the replies of
+    the same round would depend on the draw and so bias the aggregate, as in plain FedAvg. It is used in one
+    case only: the first round, if no size is known.
+
+    >>> sizes = DataSizes()
+    >>> sizes.join(["a", "b", "c"])
+    >>> sizes.total(np.arange(3))
+    nan
+    >>> sizes.record(np.array([0, 1]), np.array([10.0, 20.0]), np.array([1.5, 1.5]))
+    >>> sizes.total(np.arange(3))
+    45.0
+    """
+
+    def __init__(self, given: Mapping[str, float] | None = None) -> None:
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigurationError(f"num_examples must map identities to numbers, got {given!r}")
+        self._given = {name: _checked_size(name, value) for name, value in (given or {}).items()}
+        self._sizes: FloatArray = np.zeros(0)
+        self._is_given: BoolArray = np.zeros(0, dtype=bool)
+        self._first_examples = 0.0  # of first replies, times their cohort weights
+        self._first_weight = 0.0
+
+    def join(self, identities: Sequence[str], reported: Mapping[str, float] | None = None) -> None:
+        """Append clients in the order of their ids, some with a size that they have reported."""
+        reported = {} if reported is None else reported
+        known = [self._given.get(name, reported.get(name, np.nan)) for name in identities]
+        self._sizes = np.concatenate([self._sizes, known])
+        is_given = np.array([name in self._given for name in identities], dtype=bool)
+        self._is_given = np.concatenate([self._is_given, is_given])
+
+    def given(self, clients: IntArray) -> FloatArray:
+        """The sizes that were given for these clients, which no reply changes; nan for the others."""
+        return np.where(self._is_given[clients], self._sizes[clients], np.nan)
+
+    def record(self, clients: IntArray, sizes: FloatArray, weights: FloatArray) -> None:
+        """Take note of the sizes of clients that replied; ``weights`` are their cohort weights."""
+        is_first = np.isnan(self._sizes[clients])
+        self._first_examples += float(np.sum(weights[is_first] * sizes[is_first]))
+        self._first_weight += float(np.sum(weights[is_first]))
+        self._sizes[clients] = sizes
+
+    def total(self, available: IntArray) -> float:
+        """The number of examples of these clients, known or estimated; nan if no size at all is known."""
+        sizes = self._sizes[available]
+        known = ~np.isnan(sizes)
+        examples = float(sizes[known].sum())
+        unknown = len(sizes) - int(known.sum())
+        return examples + unknown * self._estimated_mean() if unknown else examples
+
+    def dominant(self) -> int | None:
+        """The client that reports more examples than all others known together, if there is one."""
+        known = ~np.isnan(self._sizes)
+        if known.sum() < FEWEST_COMPARED:
+            return None
+        largest = int(np.nanargmax(self._sizes))
+        is_dominant = self._sizes[largest] > 0.5 * self._sizes[known].sum()
+        return largest if is_dominant and not self._is_given[largest] else None
+
+    def known_shares(self, clients: IntArray) -> FloatArray:
+        """The shares of these clients in their data if all sizes are known; otherwise equal shares."""
+        sizes = self._sizes[clients]
+        total = float(sizes.sum())
+        return sizes / total if total > 0.0 else np.full(len(sizes), 1.0 / len(sizes))
+
+    def relative_sizes(self, clients: IntArray, others: IntArray) -> FloatArray:
+        """The sizes of these clients over the mean size of the others; 1 where one of them is not known."""
+        mean = self.total(others) / len(others)
+        sizes = self._sizes[clients]
+        known = (sizes > 0.0) & (mean > 0.0)
+        return np.divide(sizes, mean, out=np.ones(len(sizes)), where=known)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to know."""
+        return {
+            "sizes": self._sizes.copy(),
+            "first_replies": np.array([self._first_examples, self._first_weight]),
+        }
+
+    def restored(self, state: Mapping[str, Any], identities: Sequence[str]) -> DataSizes:
+        """The sizes that are in ``state``. A size that was given to this object takes precedence."""
+        sizes = array(state, "sizes", np.float64, (len(identities),))
+        first_replies = array(state, "first_replies", np.float64, (2,))
+        if not np.all((sizes >= 0.0) | np.isnan(sizes)):
+            raise StateError(f"state must hold 'sizes' that are not negative, got {np.nanmin(sizes)}")
+        restored = DataSizes(self._given)
+        restored.join(identities, dict(zip(identities, sizes.tolist(), strict=True)))
+        restored._first_examples, restored._first_weight = first_replies.tolist()
+        return restored
+
+    def _estimated_mean(self) -> float:
+        if self._first_weight > 0.0:
+            return self._first_examples / self._first_weight
+        known = self._sizes[~np.isnan(self._sizes)]
+        return float(known.mean()) if len(known) else float("nan")
+
+
+def _checked_size(name: str, value: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not (np.isfinite(number) and number >= 0.0):
+        raise ConfigurationError(f"num_examples must be finite and not negative, got {value!r} for {name!r}")
+    return number
+
+
+def ledger_file(ledger: str | os.PathLike[str]) -> Path:
+    """The file of the run, whether it exists or not; an error if it can't be written or is not a run.
+
+    The run itself is opened in the first round, when the number of clients is known. Nothing is created here.
+    """
+    try:
+        run = run_file(ledger)
+    except SortitionError:
+        raise ConfigurationError(f"ledger must name a file, got {ledger!r}") from None
+    if os.path.exists(run):
+        try:
+            check_header(run)
+        except LedgerError as error:
+            raise LedgerError(f"ledger must be a new file or a run to continue: {error}") from None
+    elif not os.path.isdir(run.parent):
+        raise ConfigurationError(f"ledger must be in a directory that exists, got {str(ledger)!r}")
+    for path in (run.parent, side_directory(run), run):
+        needed = os.W_OK | os.X_OK if os.path.isdir(path) else os.W_OK
+        if os.path.exists(path) and not os.access(path, needed):
+            raise ConfigurationError(f"ledger {os.fspath(ledger)!r} can't be used: {path} is not writable")
+    return run
+
+
+def _initial_weights(ledger: Path) -> tuple[int, FloatArray]:
+    """The number of clients that the default sampler of this run was built for, and their weights."""
+    with read_run(ledger) as record:
+        settings, kind = record.settings, record.sampler
+    if "num_clients" not in settings:
+        raise LedgerError(
+            f"sampler must be given to continue the run in {ledger}, which began with a {kind} of your own"
+        )
+    num_clients, weights = int(settings["num_clients"]), settings.get("client_weights")
+    equal = np.full(num_clients, 1.0 / num_clients)
+    return num_clients, equal if weights is None else np.asarray(weights, dtype=float)
+
+
+def _last_states(run: RecordedSampler, ledger: Path) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The state after the last complete round, and the newest state of the clients; None if there is none.
+
+    Usually the newest state of the clients is the one written when the last newcomers joined, in a round that
+    is not complete. But a cohort drawn before a crash may get its replies after newcomers have joined for the
+    next round. Then the state at the end of its round is newer. The newest is the one that knows the most
+    clients; of two that know equally many, it is the one of the complete round.
+    """
+    last = -1 if run.last_observed is None else run.last_observed
+    state = run.attachment(last, STATE) if last >= 0 else None
+    if last >= 0 and state is None:
+        raise LedgerError(f"ledger {ledger} is not a run of AdaptiveSampling: its rounds have no such state")
+    joined = (run.attachment(number, CLIENTS) for number in range(last + 1, run.round_index + 1))
+    found = [kept for kept in (state, *joined) if kept is not None]
+    return state, max(found, key=lambda kept: np.size(kept.get("has_replied", ())), default=None)
+
+
+def string_list(state: Mapping[str, Any], name: str) -> list[str]:
+    """A list of different strings from a state."""
+    try:
+        strings = json.loads(str(text(state, name)))
+    except ValueError:
+        strings = None
+    if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
+        raise StateError(f"state must hold {name!r}, a list of strings, got {state.get(name)!r}")
+    if len(set(strings)) != len(strings):
+        raise StateError(f"state must hold {name!r}, a list of different strings, got {strings!r}")
+    return strings
