@@ -18,10 +18,18 @@ from sortition.cli.options import whole_number, writable_file
 from sortition.cli.progress import RoundsProgress
 from sortition.core.errors import LedgerError
 from sortition.ledger import RunRecord, read_run, verify_run
-from sortition.ledger.export import export_csv, whole_file
-from sortition.ledger.summary import CLIENT_COLUMNS, client_row, figures, median_row, summarise, suspect_rows
-from sortition.ledger.suspects import SUSPECT_COLUMNS
-from sortition.ledger.trouble import counted
+from sortition.ledger.store import counted
+from sortition.ledger.summary import (
+    CLIENT_COLUMNS,
+    SUSPECT_COLUMNS,
+    client_row,
+    export_csv,
+    figures,
+    median_row,
+    summarise,
+    suspect_rows,
+    whole_file,
+)
 
 runs_app = typer.Typer()
 app.add_typer(runs_app, name="runs")

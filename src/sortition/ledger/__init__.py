@@ -15,26 +15,25 @@
 
 ``open_run`` gives a ``RecordedSampler``: the ``Sampler`` protocol, and beyond it
 
-- ``round_index``: the round of the next new cohort; ``open_cohorts()``: those that await feedback;
-- ``draw()`` hands out the open cohorts that this process has not had yet, oldest first, and then draws;
-- ``observe()`` takes the same feedback again without a word, and refuses another for the same round;
-- ``add_clients``, ``remove_clients``, ``calibrate``: those of the sampler, recorded;
-- ``client_weights``, ``norm_bound``, ``suspects``, ``privacy_spent``: those of the sampler, to look at; the
-  rest of it is at ``sampler``;
+- ``round_index``: the round of the next new cohort; ``open_cohorts()``: the cohorts that await feedback;
+- ``draw()`` first hands out the open cohorts that this process has not had yet, oldest first;
+- ``observe()`` accepts the same feedback again, and refuses other feedback for the same round;
+- ``add_clients``, ``remove_clients``, ``calibrate``: the sampler's methods, recorded;
+- ``client_weights``, ``norm_bound``, ``suspects``, ``privacy_spent``: what the sampler says; everything else
+  of it is at ``sampler``;
 - ``attach(round_index, name, arrays)`` and ``attachment(round_index, name)``: plain arrays, numbers and
-  strings beside a round, such as the model. The newest two of a name are kept. Attach before ``observe``;
-  whoever resumes takes the attachment of ``last_observed``, the round that had feedback last. It is None if
-  somebody took the file away;
-- ``close()``, or leave the ``with`` block.
+  strings beside a round, such as the model. The newest two of a name are kept. Attach before ``observe``; to
+  resume, take the attachment of ``last_observed``, the round whose feedback came last. It is None if the file
+  is gone;
+- ``close()``, which the end of a ``with`` block calls.
 
 ``read_run(path)`` reads a run while it is being written or, with ``good=True``, what is good of a damaged
 one; ``verify_run(path)`` replays it from the start.
-``docs/ledger.md`` says what is promised, and how it is kept.
+``docs/ledger.md`` says what the ledger promises and how it works.
 """
 
-from sortition.ledger.opening import open_run
 from sortition.ledger.record import Round, RunRecord, read_run
-from sortition.ledger.recorded import RecordedSampler
+from sortition.ledger.recorded import RecordedSampler, open_run
 from sortition.ledger.verify import Verified, verify_run
 
 __all__ = ["RecordedSampler", "Round", "RunRecord", "Verified", "open_run", "read_run", "verify_run"]

@@ -1,125 +1,243 @@
-"""A sampler whose every draw and every feedback is on disk before the call returns."""
+"""``open_run`` gives a sampler whose every draw and feedback is on disk before the call returns."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import sqlite3
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import CohortError, ConfigurationError, LedgerError, SortitionError, StateError
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import whole_number
-from sortition.ledger.attachments import Attachments
-from sortition.ledger.codec import cohort_of, cohort_values, drawn_values, same_cohort, same_norms
-from sortition.ledger.encoding import Plain
-from sortition.ledger.files import SealedFiles
-from sortition.ledger.lock import WriterLock
-from sortition.ledger.replay import SNAPSHOT, MakeSampler, Replayed, rebuild, snapshot_values
-from sortition.ledger.store import Store
-from sortition.ledger.view import SamplerView, method_of
+from sortition.ledger.encoding import Plain, cohort_of, cohort_values, drawn_values, same_cohort, same_norms
+from sortition.ledger.files import SNAPSHOT, RunFiles, run_file, side_directory, sync
+from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
+from sortition.ledger.replay import (
+    MakeSampler,
+    Replayed,
+    built,
+    rebuild,
+    recorded_settings,
+    snapshot_values,
+)
+from sortition.ledger.store import Store, check_header, sqlite_problem, wal_of
+from sortition.samplers.guard import Suspect
+from sortition.samplers.privacy import PrivacySpent
+
+NEW = "new.db"
+"""A new run is written under this name in its side directory, and then moved into place."""
 
 
-class RecordedSampler(SamplerView):
+def open_run(
+    path: str | os.PathLike[str], make_sampler: MakeSampler, *, snapshot_every: int = 1000
+) -> RecordedSampler:
+    """Continue the run at ``path``, or begin it with the sampler that ``make_sampler()`` builds.
+
+    The sampler must be built with the same settings each time; the seed is the one of the first time. A
+    snapshot is taken every ``snapshot_every`` rounds and when the run is closed.
+    """
+    snapshot_every = whole_number("snapshot_every", snapshot_every, least=1)
+    run = run_file(path)
+    directory = side_directory(run)
+    if run.exists():
+        check_header(run)
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise LedgerError(f"the directory of {run} cannot be written to: {error}") from None
+    lock = WriterLock(directory / LOCK, run)
+    try:
+        if not run.exists():
+            _begin(run, directory, make_sampler)
+        _sync_all(run, directory)
+        store = Store(run, write=True)
+        try:
+            store.check_witness(witness(directory / LOCK))
+            run_id = bytes.fromhex(store.event(0).values()["run_id"])
+            files = RunFiles(directory, run_id)
+            files.remove_unfinished()
+            return RecordedSampler(store, files, lock, make_sampler, snapshot_every)
+        except BaseException:
+            store.close()
+            raise
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _begin(run: Path, directory: Path, make_sampler: MakeSampler) -> None:
+    """Write a new run aside and move it into place, so that ``run`` is whole or not there."""
+    remains = [file.name for file in directory.iterdir() if not file.name.startswith((LOCK, NEW))]
+    wal = wal_of(run)
+    if wal.exists():
+        remains.append(wal.name)
+    if remains or witness(directory / LOCK) is not None:
+        raise LedgerError(
+            f"{run} is missing, but {directory} and {wal} hold the rest of a run; put it back, or move these "
+            "away to begin a new one"
+        )
+    sampler = built(make_sampler)
+    new = directory / NEW
+    try:
+        for leftover in directory.glob(NEW + "*"):
+            leftover.unlink()
+        first = {
+            "run_id": secrets.token_hex(16),
+            **recorded_settings(sampler),
+            **{f"state.{name}": value for name, value in sampler.state_dict().items()},
+        }
+        Store.create(new, first)
+        os.rename(new, run)
+    except sqlite3.Error as error:
+        raise LedgerError(sqlite_problem(run, "created", error)) from error
+    except OSError as error:
+        raise LedgerError(f"{run} cannot be created: {error}") from error
+
+
+def _sync_all(run: Path, directory: Path) -> None:
+    """Make everything that is there durable before anything is built on it.
+
+    A killed writer may have left a row that it had not synced yet. That row counts: its cohort is handed out
+    again and the witness learns of it. So a power cut must not take it any more.
+    """
+    try:
+        if wal_of(run).exists():
+            sync(wal_of(run))
+        sync(directory)
+        sync(run.parent)
+    except OSError as error:
+        raise LedgerError(f"{run} cannot be synced to its disk: {error}") from error
+
+
+class RecordedSampler:
     """The sampler of a run, and its record. ``open_run`` makes it.
 
-    A call first changes the sampler in memory and then commits the row. Where anything goes wrong between the
-    two, be it a full disk or Ctrl-C, the sampler in memory is dropped and the next call rebuilds it from the
-    disk: memory is never ahead of it. A call that the sampler refuses changes neither.
+    A call first changes the sampler in memory and then commits the row. If anything goes wrong between the
+    two, for example a full disk or Ctrl-C, the sampler in memory is dropped and the next call rebuilds it
+    from the disk. So memory is never ahead of the disk. A call that the sampler refuses changes neither.
     """
 
     def __init__(
         self,
         store: Store,
-        files: SealedFiles,
+        files: RunFiles,
         lock: WriterLock,
         make_sampler: MakeSampler,
         snapshot_every: int,
     ) -> None:
         self._store, self._files, self._lock = store, files, lock
-        self._attachments = Attachments(files)
+        self._identities = {file: file_identity(file) for file in (store.path, wal_of(store.path))}
+        self._identities[lock.file] = lock.identity
         self._make_sampler = make_sampler
         self._snapshot_every = snapshot_every
         self._mutex = threading.RLock()
-        self._handed_out: set[int] = set()  # rounds that a caller in this process has
+        self._handed_out: set[int] = set()  # rounds whose cohorts a caller in this process has
         self._closed = False
-        self._standing: Replayed | None = None  # None: what is in memory may differ from the disk
+        self._replayed: Replayed | None = None  # None: memory may differ from the disk
         self._snapshot_at, self._snapshot_round = -1, 0
         self._current()
 
-    # The protocol, beside what SamplerView has --------------------------------------------------------
+    # The protocol of samplers -------------------------------------------------------------------------
+
+    @property
+    def num_clients(self) -> int:
+        """M, the number of clients that can be drawn."""
+        return int(self.sampler.num_clients)
+
+    @property
+    def cohort_size(self) -> int:
+        """K, the draws of a round."""
+        return int(self.sampler.cohort_size)
 
     @property
     def round_index(self) -> int:
-        """The round of the next new cohort: the rounds drawn so far."""
+        """The round of the next new cohort, which is the number of rounds drawn so far."""
         return self._current().round_index
 
-    def draw(self, available: ArrayLike | None = None) -> Cohort:
-        """An open cohort that this process has not had yet, the oldest first; else a new one, committed.
+    def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
+        """The probabilities of the next new draw: all of them, or those of ``clients``."""
+        found: FloatArray = self.sampler.probabilities(clients)
+        return found
 
-        A cohort that is handed out again is the one that was drawn, whoever is available now: report nan for
-        those who can't take part.
+    def draw(self, available: ArrayLike | None = None) -> Cohort:
+        """The oldest open cohort that this process has not had yet; if there is none, a new one, committed.
+
+        A cohort that is handed out again is the one that was drawn, even if some of its clients are not
+        available now: report nan for them.
         """
-        with self._changing() as standing:
-            for round_index, cohort in standing.open.items():
+        with self._changing() as current:
+            for round_index, cohort in current.open.items():
                 if round_index not in self._handed_out:
                     self._handed_out.add(round_index)
                     return cohort
-            with self._refusable(standing):
-                new: Cohort = standing.sampler.draw(available)
+            with self._refusable(current):
+                new: Cohort = current.sampler.draw(available)
             self._commit("drawn", new.round_index, drawn_values(new, available))
-            standing.open[new.round_index] = new
-            standing.round_index = new.round_index + 1
-            self._snapshot_if_due(standing)
-            self._handed_out.add(new.round_index)  # last: whoever is interrupted before has not had it
+            current.open[new.round_index] = new
+            current.round_index = new.round_index + 1
+            self._snapshot_if_due(current)
+            self._handed_out.add(new.round_index)  # last: an interrupted caller has not had it
             return new
 
     def observe(self, cohort: Cohort, norms: ArrayLike) -> None:
         """Commit the feedback and learn from it; the same feedback again changes nothing."""
-        with self._changing() as standing:
+        with self._changing() as current:
             values = _floats(norms)
-            known = standing.open.get(getattr(cohort, "round_index", -1))
+            known = current.open.get(getattr(cohort, "round_index", -1))
             try:
-                with self._refusable(standing):
-                    standing.sampler.observe(cohort, norms if values is None else values)
+                with self._refusable(current):
+                    current.sampler.observe(cohort, norms if values is None else values)
             except CohortError:
-                if values is None or known is not None or not self._taken_already(cohort, values):
+                if values is None or known is not None or not self._observed_already(cohort, values):
                     raise
                 return
             row: dict[str, Any] = {"norms": values}
-            if known is None:  # drawn before the state was loaded: its row is not in this ledger
+            if known is None:  # drawn before the state was loaded: this ledger has no row of the draw
                 row |= cohort_values(cohort)
             self._commit("observed", cohort.round_index, row)
-            standing.open.pop(cohort.round_index, None)
-            standing.last_observed = cohort.round_index
+            current.open.pop(cohort.round_index, None)
+            current.last_observed = cohort.round_index
             self._handed_out.discard(cohort.round_index)
-            self._snapshot_if_due(standing)
+            self._snapshot_if_due(current)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state."""
+        state: dict[str, Any] = self.sampler.state_dict()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin this run where another one stood; to be called before the first draw."""
-        with self._changing() as standing:
-            with self._refusable(standing):
+        """Begin this run where another one ended; only before the first draw."""
+        with self._changing() as current:
+            with self._refusable(current):
                 if self._store.last > 0:
-                    raise StateError("state must be loaded before anything else, got a run under way")
-                standing.sampler.load_state_dict(state)
+                    raise StateError(
+                        f"state can only be loaded into a new run, got one with {self._store.last + 1} rows"
+                    )
+                current.sampler.load_state_dict(state)
             round_index = int(state.get("round_index", 0))
             row = {f"state.{name}": value for name, value in state.items()}
             self._commit("loaded", -1, {"round_index": round_index, **row})
-            standing.round_index = round_index
+            current.round_index = round_index
 
-    # Joining and leaving -----------------------------------------------------------------------------
+    # Calls of the sampler that are recorded -----------------------------------------------------------
 
     def add_clients(self, clients: int | ArrayLike, *, client_weights: ArrayLike | None = None) -> IntArray:
         """Let clients join, as the sampler's ``add_clients`` does, and commit it."""
-        with self._changing() as standing:
-            with self._refusable(standing):
-                add_clients = method_of(standing.sampler, "add_clients")
+        with self._changing() as current:
+            with self._refusable(current):
+                add_clients = _method_of(current.sampler, "add_clients")
                 newcomers: IntArray = add_clients(clients, client_weights=client_weights)
             joined = int(np.asarray(clients)) if np.ndim(clients) == 0 else np.asarray(clients, dtype=float)
             weights = None if client_weights is None else np.asarray(client_weights, dtype=float)
@@ -128,25 +246,47 @@ class RecordedSampler(SamplerView):
 
     def remove_clients(self, clients: ArrayLike) -> None:
         """Let clients leave, as the sampler's ``remove_clients`` does, and commit it."""
-        with self._changing() as standing:
-            with self._refusable(standing):
-                method_of(standing.sampler, "remove_clients")(clients)
+        with self._changing() as current:
+            with self._refusable(current):
+                _method_of(current.sampler, "remove_clients")(clients)
             self._commit("left", -1, {"clients": np.asarray(clients, dtype=np.int64)})
 
     def calibrate(self, norms: ArrayLike, clients: ArrayLike | None = None) -> None:
         """Set the feedback bound, as the sampler's ``calibrate`` does, and commit it."""
-        with self._changing() as standing:
-            with self._refusable(standing):
-                method_of(standing.sampler, "calibrate")(norms, clients)
+        with self._changing() as current:
+            with self._refusable(current):
+                _method_of(current.sampler, "calibrate")(norms, clients)
             asked = None if clients is None else np.asarray(clients, dtype=np.int64)
             self._commit("calibrated", -1, {"norms": _floats(norms), "clients": asked})
 
-    # Beyond the protocol -----------------------------------------------------------------------------
+    # What the sampler says ----------------------------------------------------------------------------
 
     @property
     def sampler(self) -> Any:
-        """The sampler itself, to look at: what it is told behind the ledger's back is not recorded."""
+        """The sampler itself, to look at. Changes that are made to it directly are not recorded."""
         return self._current().sampler
+
+    def client_weights(self, clients: ArrayLike | None = None) -> FloatArray:
+        """The sampler's lambda of all clients, or of ``clients``."""
+        weights: FloatArray = _method_of(self.sampler, "client_weights")(clients)
+        return weights
+
+    @property
+    def norm_bound(self) -> float:
+        """Larger norms are clipped to this in the next feedback; inf if nothing is clipped."""
+        return float(self.sampler.norm_bound)
+
+    def suspects(self) -> list[Suspect]:
+        """The clients whose norms were clipped by the sampler's guard, the most frequent first."""
+        found: list[Suspect] = _method_of(self.sampler, "suspects")()
+        return found
+
+    def privacy_spent(self, delta: float = 1e-5) -> PrivacySpent:
+        """What the replies so far have cost in (epsilon, delta)-differential privacy."""
+        spent: PrivacySpent = _method_of(self.sampler, "privacy_spent")(delta)
+        return spent
+
+    # What only a run has ------------------------------------------------------------------------------
 
     def open_cohorts(self) -> list[Cohort]:
         """The cohorts that await feedback, oldest first."""
@@ -154,32 +294,32 @@ class RecordedSampler(SamplerView):
 
     @property
     def last_observed(self) -> int | None:
-        """The round that had feedback last, be it an old one that was late; None before the first."""
+        """The round whose feedback came last, even if it is an old one; None before the first feedback."""
         return self._current().last_observed
 
     def attach(self, round_index: int, name: str, arrays: Plain) -> None:
-        """Keep plain arrays, numbers and strings beside a round that was drawn, or the next one, durably.
+        """Keep arrays, numbers and strings durably beside a round that was drawn, or beside the next one.
 
-        The last two that were attached under a name stay, and that of ``last_observed``.
+        The two that were attached last under a name stay, and the one of ``last_observed``.
         """
         with self._mutex:
-            standing = self._current()
-            if whole_number("round_index", round_index, least=0) > standing.round_index:
+            current = self._current()
+            if whole_number("round_index", round_index, least=0) > current.round_index:
                 raise ConfigurationError(
-                    f"round_index must be a round that was drawn, or the next one, {standing.round_index}, "
+                    f"round_index must be at most {current.round_index}, the round of the next cohort, "
                     f"got {round_index}"
                 )
-            self._attachments.write(round_index, name, arrays, needed=standing.last_observed)
+            self._files.attach(round_index, name, arrays, needed=current.last_observed)
 
     def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
-        """What was attached to that round under that name; None if nothing was, or it is there no more."""
+        """What was attached to that round under that name; None if nothing was, or if it is gone."""
         with self._mutex:
-            return self._attachments.read(round_index, name)
+            return self._files.attachment(round_index, name)
 
     def close(self) -> None:
-        """Take a snapshot, unless there is one already, and let the next one write; also if it raises.
+        """Take a snapshot, if the newest row has none, and release the lock, also if an error is raised.
 
-        A run that was dropped before has let go already: it takes none.
+        A run that was dropped has lost its lock already, and takes no snapshot.
         """
         with self._mutex:
             if self._closed:
@@ -187,9 +327,12 @@ class RecordedSampler(SamplerView):
             try:
                 self._lock.check_process()
                 if self._lock.is_held:
-                    self._check_places(closing=True)
-                    if self._standing is not None and self._snapshot_at < self._store.last:
-                        self._snapshot(self._standing)
+                    self._check_in_place(
+                        "the run is closed now, without a snapshot; everything committed is in its files: "
+                        "put them together in one place and open it there"
+                    )
+                    if self._replayed is not None and self._snapshot_at < self._store.last:
+                        self._snapshot(self._replayed)
             finally:
                 self._abandon()
 
@@ -201,68 +344,71 @@ class RecordedSampler(SamplerView):
     ) -> None:
         self.close()
 
-    # Details -----------------------------------------------------------------------------------------
+    # Details ------------------------------------------------------------------------------------------
 
     def _abandon(self) -> None:
-        """Let go of everything as it is: what a crash does."""
+        """Release everything as it is, as a crash does."""
         self._closed = True
-        self._standing = None
+        self._replayed = None
         self._store.close()
         self._lock.release()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LedgerError(f"{self._store.path} must be open, but this run was closed")
+            raise LedgerError(f"{self._store.path} was closed; open it again with open_run")
         self._lock.check_process()
         if not self._lock.is_held:
-            raise LedgerError(
-                f"{self._store.path} must be open, but this run was dropped, and its lock with it"
-            )
-        self._check_places()
+            raise LedgerError(f"{self._store.path} was dropped without close(), so its lock is released")
+        self._check_in_place(
+            "put it back and call again, or close this run and open it again where its files are"
+        )
 
-    def _check_places(self, *, closing: bool = False) -> None:
-        """Whoever has files that are elsewhere by now is not the writer."""
-        self._lock.check_place(closing=closing)
-        self._store.check_place(closing=closing)
+    def _check_in_place(self, advice: str) -> None:
+        """A LedgerError if a file of the run was moved or replaced: rows written now would be lost."""
+        for file, identity in self._identities.items():
+            if file_identity(file) != identity:
+                raise LedgerError(
+                    f"{file} was moved, removed or replaced while {self._store.path} was open; {advice}"
+                )
 
     def _current(self) -> Replayed:
         with self._mutex:
             self._check_open()
-            if self._standing is None:
+            if self._replayed is None:
                 self._store.refresh()
-                standing, self._snapshot_at, self._snapshot_round = rebuild(
+                replayed, self._snapshot_at, self._snapshot_round = rebuild(
                     self._make_sampler, self._store, self._files
                 )
                 self._lock.note(self._store.last, self._store.last_checksum)
-                self._standing = standing
-            return self._standing
+                self._replayed = replayed
+            return self._replayed
 
     @contextmanager
     def _changing(self) -> Iterator[Replayed]:
-        """Memory counts as out of date until the change is through, or the sampler refuses it."""
+        """Memory counts as out of date until the change is committed, or the sampler refuses it."""
         with self._mutex:
-            standing = self._current()
-            self._standing = None
-            yield standing
-            self._standing = standing
+            current = self._current()
+            self._replayed = None
+            yield current
+            self._replayed = current
 
     @contextmanager
-    def _refusable(self, standing: Replayed) -> Iterator[None]:
-        """Around a call of the sampler, and nothing else: what it refuses leaves it as it was."""
+    def _refusable(self, current: Replayed) -> Iterator[None]:
+        """Around a call of the sampler and nothing else: a refused call leaves the sampler unchanged."""
         try:
             yield
         except LedgerError:
             raise
         except SortitionError:
-            self._standing = standing
+            self._replayed = current
             raise
 
     def _commit(self, kind: str, round_index: int, values: Plain) -> None:
         self._store.append(kind, round_index, values)
         self._lock.note(self._store.last, self._store.last_checksum)
 
-    def _taken_already(self, cohort: Cohort, norms: FloatArray) -> bool:
-        """Whether this very feedback to this very cohort is on disk."""
+    def _observed_already(self, cohort: Cohort, norms: FloatArray) -> bool:
+        """Whether the same feedback for the same cohort is on disk; a CohortError if other feedback is."""
         observed = self._store.find("observed", getattr(cohort, "round_index", -1))
         if observed is None:
             return False
@@ -272,19 +418,19 @@ class RecordedSampler(SamplerView):
             return False
         if not same_norms(values["norms"], norms):
             raise CohortError(
-                f"cohort must await feedback, but round {cohort.round_index} has had other feedback already"
+                f"cohort no longer awaits feedback: other feedback for round {cohort.round_index} is recorded"
             )
         return True
 
-    def _snapshot_if_due(self, standing: Replayed) -> None:
-        if standing.round_index - self._snapshot_round >= self._snapshot_every:
-            self._snapshot(standing)
+    def _snapshot_if_due(self, current: Replayed) -> None:
+        if current.round_index - self._snapshot_round >= self._snapshot_every:
+            self._snapshot(current)
 
-    def _snapshot(self, standing: Replayed) -> None:
-        """Save the time of a replay. A disk that has no room for it does no harm: the rows are there."""
-        self._snapshot_round = standing.round_index
+    def _snapshot(self, current: Replayed) -> None:
+        """Save the time of a replay. If the disk has no room for it, the rows are still there."""
+        self._snapshot_round = current.round_index
         try:
-            values = snapshot_values(standing, self._store.last_checksum)
+            values = snapshot_values(current, self._store.last_checksum)
             self._files.write(SNAPSHOT, self._store.last, values)
         except OSError as error:
             warnings.warn(f"no snapshot of {self._store.path}: {error}", RuntimeWarning, stacklevel=5)
@@ -292,8 +438,21 @@ class RecordedSampler(SamplerView):
             self._snapshot_at = self._store.last
 
 
+def _method_of(sampler: Any, name: str) -> Any:
+    """That method of the sampler; if it has none, an error that names the samplers that do."""
+    method = getattr(sampler, name, None)
+    if callable(method):
+        return method
+    kinds = [kind for kind in sortition.__all__ if kind.endswith("Sampler")]
+    able = [kind for kind in kinds if callable(getattr(getattr(sortition, kind), name, None))]
+    raise ConfigurationError(
+        f"{name} is not a method of {type(sampler).__name__}, the sampler of this run; these have it: "
+        f"{', '.join(able)}"
+    )
+
+
 def _floats(norms: ArrayLike) -> FloatArray | None:
-    """A copy of ``norms`` that nobody else can change; None where the sampler shall say what is wrong."""
+    """A copy of ``norms`` that nobody else can change; None if the sampler has to say what is wrong."""
     try:
         return np.array(norms, dtype=np.float64)
     except (TypeError, ValueError):

@@ -1,27 +1,50 @@
-"""From the rows back to the sampler: the newest good snapshot, and every row after it once more."""
+"""From the rows back to the sampler: build it, load the newest good snapshot, repeat every row after it.
+
+The first row says how the sampler was built, so a run can be replayed without the program that made it. Each
+setting is an entry ``setting.<name>``. If a setting is a list of samplers, such as the ``experts`` of a
+portfolio, then ``setting.experts.0`` is the class of the first one and ``setting.experts.0.<name>`` a setting
+of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
+import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError
 from sortition.core.protocols import Sampler
-from sortition.ledger.codec import available_of, cohort_of, same_cohort
-from sortition.ledger.files import SealedFiles
-from sortition.ledger.settings import differing
+from sortition.ledger.encoding import available_of, cohort_of, same_cohort
+from sortition.ledger.files import SNAPSHOT, RunFiles
 from sortition.ledger.store import Event, Store
+from sortition.samplers.base import BaseSampler
+from sortition.samplers.guard import Guard
+from sortition.samplers.privacy import NormPrivacy
 
 MakeSampler: TypeAlias = Callable[[], Sampler]
-SNAPSHOT = "snapshot"
+DEEPEST = 8
+"""How many levels of portfolios within portfolios are read."""
+MOST_EXPERTS = 1000
+"""How many samplers may be within one, on all levels together: building many takes long."""
 _METHODS = ("draw", "observe", "probabilities", "state_dict", "load_state_dict")
+_DEFENCES: Mapping[str, type[Guard | NormPrivacy]] = {"Guard": Guard, "NormPrivacy": NormPrivacy}
+_CONFIG = "config."
+_FIELD = re.compile(r"(\w+)=([^,()]+)")
+_EXPERT = re.compile(r"expert(\d{1,6})\.(.+)", re.DOTALL)
+
+
+# Repeating the rows -----------------------------------------------------------------------------------
 
 
 @dataclass
 class Replayed:
-    """A sampler, and where its run stands."""
+    """A sampler, and how far its run has come."""
 
     sampler: Any
     open: dict[int, Cohort] = field(default_factory=dict)
@@ -29,10 +52,10 @@ class Replayed:
     round_index: int = 0
     """The round of the next cohort."""
     last_observed: int | None = None
-    """The round that had feedback last; not the newest one, where cohorts are answered out of order."""
+    """The round whose feedback came last; not the newest round if cohorts are answered out of order."""
 
     def apply(self, event: Event) -> None:
-        """Do what the row says was done."""
+        """Repeat what the row records."""
         values = event.values()
         try:
             if event.kind == "drawn":
@@ -53,26 +76,26 @@ class Replayed:
                 self.sampler.load_state_dict(within(values, "state."))
                 self.round_index = values["round_index"]
             else:
-                raise LedgerError(f"row {event.number} must be of a known kind, got {event.kind!r}")
+                raise LedgerError(f"row {event.number} is of an unknown kind: {event.kind!r}")
         except LedgerError:
             raise
         except (SortitionError, KeyError, AttributeError) as error:
-            raise LedgerError(f"row {event.number} ({event.kind}) must be repeatable, got {error}") from error
+            raise LedgerError(f"row {event.number} ({event.kind}) cannot be repeated: {error}") from error
 
     def _draw(self, event: Event, values: Mapping[str, Any]) -> None:
         recorded = cohort_of(event.round_index, values)
         drawn = self.sampler.draw(available_of(values))
         if not same_cohort(drawn, recorded):
             raise LedgerError(
-                f"round {event.round_index} must be drawn again as it was, but the sampler draws another "
-                "cohort: it, its library or its processor is not the one of the record"
+                f"the sampler draws another cohort in round {event.round_index} than the recorded one: the "
+                "sampler, the version of the library or the kind of processor is not that of the record"
             )
         self.open[event.round_index] = recorded
         self.round_index = event.round_index + 1
 
 
 def built(make_sampler: MakeSampler) -> Any:
-    """What ``make_sampler`` builds, if it is a sampler."""
+    """What ``make_sampler`` builds; a ConfigurationError if that is not a sampler."""
     if not callable(make_sampler):
         raise ConfigurationError(
             f"make_sampler must be a function that builds a sampler, got {make_sampler!r}"
@@ -87,9 +110,9 @@ def built(make_sampler: MakeSampler) -> Any:
 
 
 def begin(make_sampler: MakeSampler, first: Event) -> Replayed:
-    """The sampler at the start of the run: built anew, with the state that it had then."""
+    """The sampler at the start of the run: newly built, with the state it had then."""
     if first.kind != "begun":
-        raise LedgerError(f"row 0 must begin the run, got {first.kind!r}")
+        raise LedgerError(f"row 0 must be of kind 'begun', got {first.kind!r}")
     sampler = built(make_sampler)
     try:
         sampler.load_state_dict(within(first.values(), "state."))
@@ -102,11 +125,11 @@ def begin(make_sampler: MakeSampler, first: Event) -> Replayed:
 
 
 def rebuild(
-    make_sampler: MakeSampler, store: Store, files: SealedFiles, *, reading: bool = False
+    make_sampler: MakeSampler, store: Store, files: RunFiles, *, reading: bool = False
 ) -> tuple[Replayed, int, int]:
-    """The sampler as the last row left it, and the row and the round of the snapshot that it began from.
+    """The sampler as the last row left it, and the row and round of the snapshot that was used.
 
-    Whoever is only ``reading`` leaves aside the snapshots that a writer took after ``store`` was opened.
+    If ``reading``, snapshots that a writer took after ``store`` was opened are ignored.
     """
     first = store.event(0)
     snapshots = [number for number in files.numbers(SNAPSHOT) if not reading or number <= store.last]
@@ -114,18 +137,16 @@ def rebuild(
         try:
             snapshot = files.read(SNAPSHOT, number)
         except (LedgerError, OSError):
-            continue  # verify_run will tell; an older one, or the start, serves as well
+            continue  # an older one, or the start, serves as well; verify_run reports the damage
         if number > store.last:
             raise store.damage(
-                f"{store.path} must have the {number + 1} rows that a snapshot knows of, "
-                f"got {store.last + 1}: rows are missing"
+                f"rows are missing from {store.path}: a snapshot was taken after row {number}, "
+                f"and the last row is {store.last}"
             )
         if snapshot.get("checksum") != store.checksum_of(number).hex():
-            raise store.damage(
-                f"{store.path} must be the database of its snapshots, but row {number} differs"
-            )
+            raise store.damage(f"row {number} of {store.path} is not the one that its snapshot belongs to")
         replayed = begin(make_sampler, first)
-        restore(replayed, snapshot, store)
+        _restore(replayed, snapshot, store)
         break
     else:
         replayed, number = begin(make_sampler, first), 0
@@ -136,7 +157,7 @@ def rebuild(
 
 
 def snapshot_values(replayed: Replayed, checksum: bytes) -> dict[str, Any]:
-    """All that a continued run needs after the row with that checksum."""
+    """Everything that is needed to continue after the row with that checksum."""
     return {
         "checksum": checksum.hex(),
         "round_index": replayed.round_index,
@@ -146,21 +167,212 @@ def snapshot_values(replayed: Replayed, checksum: bytes) -> dict[str, Any]:
     }
 
 
-def restore(replayed: Replayed, snapshot: Mapping[str, Any], store: Store) -> None:
-    """Put ``replayed`` where the snapshot was taken."""
+def _restore(replayed: Replayed, snapshot: Mapping[str, Any], store: Store) -> None:
+    """Put ``replayed`` into the state of the snapshot."""
     try:
         replayed.sampler.load_state_dict(within(snapshot, "state."))
     except SortitionError as error:
-        raise LedgerError(f"a snapshot must suit the sampler, got {error}") from error
+        raise LedgerError(f"a snapshot of {store.path} does not fit the sampler: {error}") from error
     replayed.round_index = snapshot["round_index"]
     replayed.last_observed = snapshot["last_observed"]
     for round_index in map(int, filter(None, snapshot["open"].split(","))):
         event = store.find("drawn", round_index)
         if event is None:
-            raise store.damage(f"{store.path} must have the draw of round {round_index}: rows are missing")
+            raise store.damage(f"rows are missing from {store.path}: the draw of round {round_index}")
         replayed.open[round_index] = cohort_of(round_index, event.values())
 
 
 def within(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """The entries whose names start with ``prefix``, without it."""
     return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
+
+
+# How a sampler was built ------------------------------------------------------------------------------
+
+
+def recorded_settings(sampler: Sampler) -> dict[str, Any]:
+    """The class of a sampler and, if the library can build it again, its settings as plain values."""
+    kind = type(sampler).__name__
+    try:
+        settings = _settings(sampler, DEEPEST)
+        _check_experts(settings)
+    except (TypeError, ValueError, LedgerError):  # not the library's, too large, or not of plain values
+        return {"sampler": kind, "rebuildable": False}
+    return {
+        "sampler": kind,
+        "rebuildable": True,
+        **{f"setting.{name}": value for name, value in settings.items()},
+    }
+
+
+def maker_from(values: Mapping[str, Any]) -> MakeSampler | None:
+    """A function that builds the sampler of ``recorded_settings``; None if only its own program can."""
+    if values.get("rebuildable") is not True:
+        return None
+    settings = within(values, "setting.")
+    _check_experts(settings)
+    parts = _parts(values.get("sampler"), settings, DEEPEST)
+
+    def make() -> Sampler:
+        try:
+            return parts.build()
+        except MemoryError:
+            raise
+        except Exception as error:  # settings from a damaged or forged file may do anything
+            raise LedgerError(f"the recorded settings do not build a sampler: {error}") from error
+
+    return make
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a sampler is built from: its class, its settings, and lists of samplers, which are built first."""
+
+    kind: type[BaseSampler]
+    settings: Mapping[str, Any]
+    samplers: Mapping[str, Sequence[_Parts]]
+
+    def build(self) -> BaseSampler:
+        """A new sampler, with new samplers within it."""
+        members: dict[str, Any] = {
+            name: [member.build() for member in members] for name, members in self.samplers.items()
+        }
+        return self.kind(**self.settings, **members)
+
+
+def _settings(sampler: Any, levels: int) -> dict[str, Any]:
+    """The settings as plain values; a TypeError or ValueError if that is not possible."""
+    kind = type(sampler)
+    if not isinstance(sampler, BaseSampler) or getattr(sortition, kind.__name__, None) is not kind:
+        raise TypeError(f"{kind.__name__} is not a sampler of the library")
+    found: dict[str, Any] = {}
+    for name, value in sampler.built_with.items():
+        if not isinstance(value, (list, tuple)) or not any(isinstance(one, BaseSampler) for one in value):
+            found[name] = _plain(value)
+            continue
+        if not levels:
+            raise ValueError(f"samplers may be nested {DEEPEST} deep, and these are deeper")
+        for place, member in enumerate(value):
+            found[f"{name}.{place}"] = type(member).__name__
+            own = _settings(member, levels - 1)
+            found |= {f"{name}.{place}.{setting}": plain for setting, plain in own.items()}
+    return found
+
+
+def _check_experts(names: Iterable[str]) -> None:
+    """A LedgerError for too many. ``experts.0`` and ``experts.0.experts.1`` are the classes of one each."""
+    experts = sum(name.count(".") % 2 for name in names)
+    if experts > MOST_EXPERTS:
+        raise LedgerError(f"experts must be at most {MOST_EXPERTS} on all levels together, got {experts}")
+
+
+def _parts(kind: Any, settings: Mapping[str, Any], levels: int) -> _Parts:
+    """The parts of a sampler as they were read. Nothing in them is trusted."""
+    found = getattr(sortition, kind, None) if isinstance(kind, str) else None
+    if not (isinstance(found, type) and issubclass(found, BaseSampler)):
+        raise LedgerError(f"sampler must be the name of a sampler of this version, got {kind!r}")
+    plain: dict[str, Any] = {}
+    lists: dict[str, dict[str, dict[str, Any]]] = {}
+    for path, value in settings.items():
+        name, dot, rest = path.partition(".")
+        if dot:
+            place, _, own = rest.partition(".")
+            lists.setdefault(name, {}).setdefault(place, {})[own] = value  # own is "" for the class
+        else:
+            plain[name] = _defence_or_plain(name, value)
+    if lists and not levels:
+        raise LedgerError(f"{next(iter(lists))} must be nested at most {DEEPEST} deep, got more")
+    return _Parts(found, plain, {name: _members(name, own, levels) for name, own in lists.items()})
+
+
+def _members(name: str, members: Mapping[str, dict[str, Any]], levels: int) -> list[_Parts]:
+    places = [str(place) for place in range(len(members))]
+    if members.keys() != set(places):
+        raise LedgerError(f"{name} must be numbered from 0 without gaps, got {sorted(members)[:9]}")
+    return [_parts(members[place].pop("", None), members[place], levels - 1) for place in places]
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a plain value; guard and privacy are dataclasses of numbers."""
+    for name, kind in _DEFENCES.items():
+        if type(value) is kind:
+            return "object " + json.dumps([name, asdict(value)])
+    if value is None or isinstance(value, (bool, int, float, str, np.generic)):
+        return value
+    return np.asarray(value, dtype=np.float64)
+
+
+def _defence_or_plain(setting: str, value: Any) -> Any:
+    if not (isinstance(value, str) and value.startswith("object ")):
+        return value
+    try:
+        name, fields = json.loads(value.removeprefix("object "))
+        kind = _DEFENCES.get(name) if isinstance(name, str) else None
+        if kind is None:
+            raise LedgerError(f"{setting} must be one of {', '.join(_DEFENCES)}, got {name!r}")
+        return kind(**fields)
+    except LedgerError:
+        raise
+    except (SortitionError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise LedgerError(f"{setting} cannot be read from {value[:80]!r}: {error}") from None
+
+
+# Settings in the states of samplers -------------------------------------------------------------------
+
+
+def differing(begun: Mapping[str, Any], built: Mapping[str, Any]) -> str:
+    """The settings in which the state of the built sampler differs from that of the run; "" if none do.
+
+    >>> differing({"config.cohort_size": 10}, {"config.cohort_size": 11})
+    'cohort_size = 10, got 11'
+    """
+    if begun.get("kind") != built.get("kind"):
+        return f"{begun.get('kind')}, got {built.get('kind')}"
+    found: list[str] = []
+    for name, value in built.items():
+        if name.startswith(_CONFIG) and name in begun and begun[name] != value:
+            found += _differences(name.removeprefix(_CONFIG), begun[name], value)
+    others = experts_of(begun)
+    for place, expert in experts_of(built).items():
+        if place in others and (differs := differing(others[place], expert)):
+            found.append(f"expert {place} ({expert['kind']}): {differs}")
+    return "; ".join(found)
+
+
+def _differences(name: str, begun: Any, built: Any) -> list[str]:
+    """Of a guard, for example, only the fields that differ."""
+    ours, theirs = fields_of(begun), fields_of(built)
+    if not ours or ours.keys() != theirs.keys():
+        return [f"{name} = {begun}, got {built}"]
+    fields = [field for field in ours if ours[field] != theirs[field]]
+    return [f"{name}.{field} = {ours[field]}, got {theirs[field]}" for field in fields]
+
+
+def fields_of(setting: Any) -> dict[str, str]:
+    """The fields of a guard or a privacy setting, as text.
+
+    >>> fields_of("Guard(fence=4.0, trial_replies=0)")
+    {'fence': '4.0', 'trial_replies': '0'}
+    """
+    return dict(_FIELD.findall(str(setting)))
+
+
+def experts_of(state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The states of the experts within the state of a portfolio, by place.
+
+    >>> experts_of({"kind": "PortfolioSampler", "expert0.kind": "AvareSampler", "expert0.seed": 0})
+    {0: {'kind': 'AvareSampler', 'seed': 0}}
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for name, value in state.items():
+        if place := _EXPERT.fullmatch(name):
+            found.setdefault(int(place[1]), {})[place[2]] = value
+    return {place: own for place, own in sorted(found.items()) if isinstance(own.get("kind"), str)}
+
+
+def all_experts(state: Mapping[str, Any], levels: int = DEEPEST) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The experts of a portfolio with their states, each followed by its own experts: "0", "1", "1.0", ..."""
+    for place, own in experts_of(state).items() if levels else ():
+        yield str(place), own
+        for inner, state_of_inner in all_experts(own, levels - 1):
+            yield f"{place}.{inner}", state_of_inner

@@ -1,21 +1,74 @@
-"""What a run amounts to: who was drawn, how often, and why."""
+"""What a run amounts to: figures and tables in words, and the whole run as CSV files."""
 
 from __future__ import annotations
 
+import csv
+import math
+import os
+import re
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 
 from sortition.core.cohort import Cohort
+from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray
+from sortition.ledger.files import belongs_to
 from sortition.ledger.record import RunRecord
-from sortition.ledger.suspects import Suspicion, suspicion_of
-from sortition.ledger.words import duration, expert_in_words, moment, settings_in_words
-from sortition.samplers.guard import Suspect
+from sortition.ledger.replay import fields_of
+from sortition.samplers.guard import Guard, Suspect
 
 LAST_NORMS = 3
 CLIENT_COLUMNS = ("client", "draws", "no reply", "last probability", "last norms")
+SUSPECT_COLUMNS = ("client", "clipped reports", "times the bound", "draws", "last norms")
+NAMED_SUSPECTS = 3
+"""How many suspects the line of figures names, each with its number of clipped reports."""
+ROUNDS = ("round", "drawn_at", "observed_at", "clients", "draws", "replies", "failures", "available")
+DRAWS = ("round", "client", "count", "probability", "weight", "replied", "norm")
+MEMBERS = ("before_round", "at", "client", "change")
+_SHARED = ("num_clients", "cohort_size", "client_weights", "design", "guard", "privacy")
+"""Settings that an expert shares with its portfolio, or does not use in it."""
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+# A run in figures -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """The suspects of a run, the most frequent first, or why they are not known."""
+
+    suspects: tuple[Suspect, ...] = ()
+    unknown: str | None = None
+    norm_bound: str | None = None
+    """The bound at which privacy clips the norms before the guard sees them."""
+    on_trial: bool = False
+    """Whether the guard has too few replies yet to judge by."""
+
+    def in_words(self) -> str:
+        """One line."""
+        if self.unknown is not None:
+            return self.unknown
+        blind = ""
+        if self.norm_bound is not None:
+            blind = (
+                f"; privacy clips norms at {self.norm_bound} before the guard sees them, "
+                "so it cannot find liars"
+            )
+        if self.on_trial:
+            return f"none yet: the guard has too few replies to judge by{blind}"
+        if not self.suspects:
+            return "none: no report was above the guard's clip" if not blind else f"not known{blind}"
+        reports = sum(suspect.hits for suspect in self.suspects)
+        clients = [f"{suspect.client} ({suspect.hits})" for suspect in self.suspects[:NAMED_SUSPECTS]]
+        named = ", ".join([*clients, *(["..."] if len(self.suspects) > NAMED_SUSPECTS else [])])
+        return f"{len(self.suspects)}, with {reports} reports above the guard's clip: {named}{blind}"
 
 
 @dataclass(slots=True)
@@ -27,7 +80,7 @@ class ClientSummary:
     failures: int = 0
     """Rounds in which it did not reply."""
     probability: float = 0.0
-    """What it was drawn with the last time."""
+    """Its probability in the last round that it was drawn in."""
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_NORMS))
     """Its last norms, the newest last."""
     left: bool = False
@@ -35,15 +88,15 @@ class ClientSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run in figures; ``clients`` are the drawn ones, the most drawn first."""
+    """A run in figures; ``clients`` are those that were drawn, the most drawn first."""
 
     sampler: str
     cohort_size: int | None
     seed: int | None
     settings: str
-    """What else the sampler was built with, in words."""
+    """The other settings of the sampler, in words."""
     experts: tuple[tuple[str, str], ...]
-    """Of a portfolio, the place of each expert and, in words, what it is."""
+    """The place of each expert of a portfolio and, in words, what it is."""
     rounds: int
     open_rounds: int
     oldest_open: float | None
@@ -52,11 +105,11 @@ class RunSummary:
     replies: int
     failures: int
     present: int | None
-    """The clients that can be drawn at the end, where the record says so."""
+    """How many clients can be drawn at the end, if the record says so."""
     everybody: int | None
-    """All clients that there ever were, where the record says so."""
+    """How many clients there ever were, if the record says so."""
     coverage: float | None
-    r"""The share of all clients there ever were that was drawn at least once."""
+    """The share of all clients there ever were that was drawn at least once."""
     effective_clients: float
     r"""How many clients drawn equally often would be as diverse: :math:`(\sum n_m)^2 / \sum n_m^2`."""
     begun_at: float
@@ -66,9 +119,9 @@ class RunSummary:
     last_event: float
     clients: tuple[ClientSummary, ...]
     suspicion: Suspicion
-    """Who hit the clip of the sampler's guard."""
+    """The clients whose norms were clipped by the sampler's guard."""
     seen_by_round: FloatArray
-    """After each round, the clients drawn so far."""
+    """After each round, the number of clients drawn so far."""
     effective_by_round: FloatArray
     """After each round, the effective number of clients so far."""
     replies_by_round: FloatArray
@@ -88,7 +141,9 @@ def summarise(record: RunRecord) -> RunSummary:
     for round_ in record.rounds():
         first = round_.drawn_at if first is None else first
         last = max(last, round_.drawn_at or 0.0, round_.observed_at or 0.0)
-        for known, count in zip(_met(clients, round_.cohort), round_.cohort.counts.tolist(), strict=True):
+        for known, count in zip(
+            _summaries_of(clients, round_.cohort), round_.cohort.counts.tolist(), strict=True
+        ):
             squares += 2 * known.draws * count + count * count
             known.draws += count
             draws += count
@@ -110,7 +165,7 @@ def summarise(record: RunRecord) -> RunSummary:
         failures += len(round_.norms) - len(heard)
         replied.append(len(heard) / len(round_.norms) if len(round_.norms) else np.nan)
         medians.append(float(np.median(heard)) if len(heard) else np.nan)
-    everybody, gone = record.founders, record.gone
+    everybody, gone = record.initial_clients, record.initially_left
     present = None if everybody is None else everybody - len(gone)
     for client in gone.tolist():
         if client in clients:
@@ -153,7 +208,7 @@ def summarise(record: RunRecord) -> RunSummary:
     )
 
 
-def _met(clients: dict[int, ClientSummary], cohort: Cohort) -> list[ClientSummary]:
+def _summaries_of(clients: dict[int, ClientSummary], cohort: Cohort) -> list[ClientSummary]:
     found = []
     for client, probability in zip(cohort.clients.tolist(), cohort.probabilities.tolist(), strict=True):
         known = clients.setdefault(client, ClientSummary(client))
@@ -162,8 +217,31 @@ def _met(clients: dict[int, ClientSummary], cohort: Cohort) -> list[ClientSummar
     return found
 
 
+def suspicion_of(record: RunRecord) -> Suspicion:
+    """The guard's own list, by replay from the newest snapshot.
+
+    The clip is not recorded; it follows from the rows. If the library cannot build the sampler, or the
+    sampler of this version draws other cohorts, the suspects are not known.
+    """
+    if record.guard is None:
+        return Suspicion(unknown="not known: the sampler is not one of the library's")
+    if record.guard == "none":
+        return Suspicion(unknown="not looked for: the sampler has no guard")
+    if not record.rebuildable:
+        return Suspicion(unknown="not known: only the program that made the sampler can build it")
+    try:
+        sampler = record.replay()
+    except LedgerError as error:
+        return Suspicion(unknown=f"not known: {error}")
+    clip = re.search(r"norm_bound=([^,)]+)", str(record.config.get("privacy")))
+    return Suspicion(tuple(sampler.suspects()), norm_bound=clip and clip[1], on_trial=sampler.on_trial)
+
+
+# Figures and tables in words --------------------------------------------------------------------------
+
+
 def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
-    """A client, and why it is drawn as it is."""
+    """The row of a client: how often it was drawn, and what its probability follows from."""
     silent = "never replied" if known.failures else "none yet"
     norms = " ".join(f"{norm:.3g}" for norm in reversed(known.norms)) or silent
     name = f"{known.client} (left)" if known.left else str(known.client)
@@ -171,7 +249,7 @@ def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
 
 
 def median_row(summary: RunSummary) -> tuple[str, str, str, str, str]:
-    """The medians of all clients drawn, and of their last norms: what the others are to be compared with."""
+    """The medians over all drawn clients, to compare a client with."""
     clients = summary.clients
     newest = [known.norms[-1] for known in clients if known.norms]
     return (
@@ -184,7 +262,7 @@ def median_row(summary: RunSummary) -> tuple[str, str, str, str, str]:
 
 
 def suspect_rows(summary: RunSummary, most: int) -> list[tuple[str, str, str, str, str]]:
-    """The clients that hit the clip, the most frequent first."""
+    """The clients whose norms were clipped, the most frequent first."""
     known = {client.client: client for client in summary.clients}
     return [
         _suspect_row(suspect, known.get(suspect.client, ClientSummary(suspect.client)))
@@ -198,7 +276,7 @@ def _suspect_row(suspect: Suspect, known: ClientSummary) -> tuple[str, str, str,
 
 
 def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, str]]:
-    """A run in figures, by name; ``now`` tells how old the open cohorts are."""
+    """A run in figures, by name; with ``now``, also how old the oldest open cohort is."""
     asked = summary.replies + summary.failures
     rounds = f"{summary.rounds}, {summary.open_rounds} of them await feedback"
     if summary.oldest_open is not None:
@@ -208,7 +286,7 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         rounds = "none drawn yet"
     share = f"{summary.failures / asked:.1%}" if asked else ""
     failed = f"{summary.failures} of {asked} requests to a client ({share})" if asked else "none asked yet"
-    present, coverage, of_all = _crowd(summary)
+    present, coverage, of_all = _clients_in_words(summary)
     lasted = duration(summary.last_event - summary.begun_at)
     return [
         ("sampler", summary.sampler),
@@ -233,8 +311,8 @@ def _continued(summary: RunSummary) -> str:
     return f", from a loaded state, at round {summary.continues}; suspects count from its own start"
 
 
-def _crowd(summary: RunSummary) -> tuple[str, str, str]:
-    """Who can be drawn, how many were, and out of how many: those there now are not all that ever were."""
+def _clients_in_words(summary: RunSummary) -> tuple[str, str, str]:
+    """How many clients can be drawn, how many were, and out of how many: some may have left."""
     drawn = len(summary.clients)
     if summary.present is None or summary.everybody is None or summary.coverage is None:
         return "unknown", f"unknown; {drawn} clients were drawn at least once", ""
@@ -244,3 +322,161 @@ def _crowd(summary: RunSummary) -> tuple[str, str, str]:
         present += f" now; {summary.everybody} ever, of whom {gone} left"
         whom = f"the {summary.everybody} clients ever there"
     return present, f"{summary.coverage:.1%}: {drawn} of {whom} were drawn at least once", f" of {whom}"
+
+
+def moment(seconds: float) -> str:
+    """A time to the second; "unknown" for one that no calendar has.
+
+    >>> moment(0.0), moment(1e300)
+    ('1970-01-01 00:00:00 UTC', 'unknown')
+    """
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return "unknown"
+
+
+def duration(seconds: float) -> str:
+    """A duration in its two largest units.
+
+    >>> duration(93784.0)
+    '1 d 2 h'
+    """
+    if not math.isfinite(seconds):
+        return "unknown"
+    left, parts = max(0, round(seconds)), []
+    for unit, size in _UNITS:
+        if left >= size:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2]) or "0 s"
+
+
+def settings_in_words(config: Mapping[str, Any]) -> str:
+    """The settings except the sizes; of a guard, the fields that are not at their defaults.
+
+    >>> settings_in_words({"num_clients": 9, "cohort_size": 2, "design": "independent", "privacy": "none"})
+    'design independent, privacy none'
+    """
+    words = []
+    for name, value in config.items():
+        if name == "guard" and isinstance(value, str) and value != "none":
+            defaults = fields_of(Guard())
+            own = [
+                f"{field}={set_to}"
+                for field, set_to in fields_of(value).items()
+                if defaults.get(field) != set_to
+            ]
+            value = f"Guard({', '.join(own)})"
+        if name not in ("num_clients", "cohort_size"):
+            words.append(f"{name} {value}")
+    return ", ".join(words) or "unknown"
+
+
+def expert_in_words(kind: str, config: Mapping[str, Any]) -> str:
+    """An expert of a portfolio, and its own settings.
+
+    >>> expert_in_words("AvareSampler", {"num_clients": 9, "guard": "none", "floor_decay": 0.9})
+    'AvareSampler: floor_decay 0.9'
+    """
+    own = {name: value for name, value in config.items() if name not in _SHARED}
+    return f"{kind}: {settings_in_words(own)}" if own else kind
+
+
+# CSV files --------------------------------------------------------------------------------------------
+
+
+def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Path]:
+    """Write ``rounds.csv``, ``draws.csv`` and ``members.csv``; numbers are exact, times are UTC.
+
+    ``draws.csv`` has a row for each client of each cohort. A norm is empty where the client did not reply
+    (``replied`` 0) or the round is open (``replied`` empty).
+    """
+    target = Path(directory)
+    if belongs_to(record.path, target):
+        raise LedgerError(f"{target} is one of the files of the run; choose another directory")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        return [
+            _write(record, target / "rounds.csv", ROUNDS, _rounds(record)),
+            _write(record, target / "draws.csv", DRAWS, _draws(record)),
+            _write(record, target / "members.csv", MEMBERS, _members(record)),
+        ]
+    except FileExistsError:
+        raise LedgerError(f"{target} must be a directory, got a file") from None
+    except OSError as error:
+        raise LedgerError(f"{target} cannot be written to: {error.strerror}") from error
+
+
+def _write(record: RunRecord, path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Path:
+    with whole_file(path, record.path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(rows)
+    return path
+
+
+@contextmanager
+def whole_file(path: Path, run: Path) -> Iterator[TextIO]:
+    """A file that replaces ``path`` once it is whole; a LedgerError if ``path`` is one of the run's files."""
+    if belongs_to(run, path):
+        raise LedgerError(f"{path} is one of the files of the run; choose another file")
+    if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+    with open(unfinished, "x", newline="", encoding="utf-8") as file:
+        try:
+            yield file
+            file.flush()
+            os.replace(unfinished, target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def _rounds(record: RunRecord) -> Iterator[tuple[Any, ...]]:
+    for round_ in record.rounds():
+        cohort, norms = round_.cohort, round_.norms
+        replies = "" if norms is None else sum(not math.isnan(norm) for norm in norms.tolist())
+        yield (
+            cohort.round_index,
+            _utc(round_.drawn_at),
+            _utc(round_.observed_at),
+            len(cohort),
+            int(cohort.counts.sum()),
+            replies,
+            "" if norms is None else len(cohort) - int(replies),
+            "" if round_.available is None else len(round_.available),
+        )
+
+
+def _draws(record: RunRecord) -> Iterator[tuple[Any, ...]]:
+    for round_ in record.rounds():
+        cohort = round_.cohort
+        norms = [None] * len(cohort) if round_.norms is None else round_.norms.tolist()
+        for client, count, probability, weight, norm in zip(
+            cohort.clients.tolist(),
+            cohort.counts.tolist(),
+            cohort.probabilities.tolist(),
+            cohort.weights.tolist(),
+            norms,
+            strict=True,
+        ):
+            heard = "" if norm is None else int(not math.isnan(norm))
+            shown = repr(norm) if heard == 1 else ""
+            yield (cohort.round_index, client, count, repr(probability), repr(weight), heard, shown)
+
+
+def _members(record: RunRecord) -> Iterator[tuple[Any, ...]]:
+    for change in record.memberships():
+        for clients, what in ((change.joined, "joined"), (change.left, "left")):
+            for client in [] if clients is None else clients.tolist():
+                yield (change.round_index, _utc(change.time), client, what)
+
+
+def _utc(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

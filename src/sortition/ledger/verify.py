@@ -1,4 +1,4 @@
-"""Is a run what it was? Every checksum, and every round once more from the start."""
+"""Checking a run: every checksum, and every round repeated from the start."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
-from sortition.ledger.attachments import PREFIX, Attachments
 from sortition.ledger.encoding import pack
-from sortition.ledger.files import SealedFiles, run_file, side_directory
+from sortition.ledger.files import ATTACHMENT, SNAPSHOT, RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
-from sortition.ledger.recipe import maker
-from sortition.ledger.record import OnRow, told
-from sortition.ledger.replay import SNAPSHOT, MakeSampler, Replayed, begin, snapshot_values
-from sortition.ledger.store import Store
+from sortition.ledger.replay import MakeSampler, Replayed, begin, maker_from, snapshot_values
+from sortition.ledger.store import OnRow, Store
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found to be right."""
+    """What was checked and found to be right."""
 
     rows: int
     rounds: int
     snapshots: int
     attachments: int
     replayed: bool
-    """Whether the sampler could be built, and drew every cohort again; else only checksums were checked."""
+    """Whether the sampler was built and drew every cohort again; if not, only checksums were checked."""
     sampler: str
-    """The kind of sampler."""
+    """The class of the sampler."""
 
 
 def verify_run(
@@ -37,27 +34,26 @@ def verify_run(
     *,
     on_row: OnRow | None = None,
 ) -> Verified:
-    """Check all that is on disk of a run; a LedgerError says what is wrong.
+    """Check everything that is on disk of a run; a LedgerError says what is wrong.
 
-    The rounds are drawn and learnt from again and compared with the record, as are the snapshots. A sampler
-    of the library is built from the settings in the record; for another one, give ``make_sampler``.
-    ``on_row`` is told how many rows are done, and of how many.
+    The rounds are drawn and learnt from again and compared with the record, and so are the snapshots. A
+    sampler of the library is built from the settings in the record. For a class of your own, give
+    ``make_sampler``. While rows are read, ``on_row(done, total)`` is called.
     """
     run = run_file(path)
     directory = side_directory(run)
     _check_readable(directory)
     known = witness(directory / LOCK)
     store = Store(run, write=False)
-    if on_row is not None:
-        store.on_row = told(on_row, store)
+    store.on_row = on_row
     try:
         store.check_structure()
         store.check_witness(known)
         first = store.event(0)
         values = first.values()
-        files = SealedFiles(directory, bytes.fromhex(values["run_id"]))
+        files = RunFiles(directory, bytes.fromhex(values["run_id"]))
         snapshots = files.numbers(SNAPSHOT)
-        make = make_sampler or maker(values)
+        make = make_sampler or maker_from(values)
         replayed = None if make is None else begin(make, first)
         compared = 0
         for event in store.events():
@@ -67,7 +63,7 @@ def verify_run(
                 compared += _check_snapshot(files, event.number, event.checksum, replayed)
         beyond = [number for number in snapshots if number > store.last]
         if beyond and not _being_written(store, run):
-            raise store.damage(f"{run} must have the row {beyond[0]} of a snapshot: rows are missing")
+            raise store.damage(f"rows are missing from {run}: a snapshot was taken after row {beyond[0]}")
         return Verified(
             rows=store.last + 1,
             rounds=len(store.numbers("drawn").keys() | store.numbers("observed").keys()),
@@ -81,7 +77,7 @@ def verify_run(
 
 
 def _check_readable(directory: Path) -> None:
-    """What can't be read can't be checked; a run without such a directory is whole all the same."""
+    """A LedgerError if the side directory cannot be read; a run without one may still be whole."""
     try:
         if directory.exists():
             os.listdir(directory)
@@ -89,20 +85,22 @@ def _check_readable(directory: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise LedgerError(f"{error.filename} must be readable, got {error.strerror}") from None
+        raise LedgerError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
-def _check_snapshot(files: SealedFiles, number: int, checksum: bytes, replayed: Replayed | None) -> int:
+def _check_snapshot(files: RunFiles, number: int, checksum: bytes, replayed: Replayed | None) -> int:
     try:
         snapshot = files.read(SNAPSHOT, number)
-    except FileNotFoundError:  # a writer has taken a newer one meanwhile
+    except FileNotFoundError:  # a writer has replaced it by a newer one meanwhile
         return 0
     except LedgerError as error:
-        raise LedgerError(f"{error}; remove it: open_run goes on without it, from the rows") from error
+        raise LedgerError(f"{error}; remove it: open_run does not need it") from error
     if snapshot.get("checksum") != checksum.hex():
-        raise LedgerError(f"the snapshot after row {number} must belong to that row, got another checksum")
+        raise LedgerError(f"the snapshot after row {number} has the checksum of another row; remove it")
     if replayed is not None and pack(snapshot) != pack(snapshot_values(replayed, checksum)):
-        raise LedgerError(f"the snapshot after row {number} must equal the replay, but it differs")
+        raise LedgerError(
+            f"the snapshot after row {number} differs from the replay up to that row; remove it"
+        )
     return 1
 
 
@@ -115,10 +113,9 @@ def _being_written(store: Store, run: Path) -> bool:
         later.close()
 
 
-def _check_attachments(files: SealedFiles) -> int:
-    attachments, checked = Attachments(files), 0
-    for name in sorted(files.names()):
-        if name.startswith(PREFIX):
-            for number in files.numbers(name):
-                checked += attachments.read(number, name.removeprefix(PREFIX)) is not None
+def _check_attachments(files: RunFiles) -> int:
+    checked = 0
+    for name in files.attachment_names():
+        for number in files.numbers(ATTACHMENT + name):
+            checked += files.attachment(number, name) is not None
     return checked

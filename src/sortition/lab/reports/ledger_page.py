@@ -12,6 +12,7 @@ from sortition.lab.reports.page import Number, Page
 from sortition.ledger import RunRecord
 from sortition.ledger.summary import (
     CLIENT_COLUMNS,
+    SUSPECT_COLUMNS,
     ClientSummary,
     RunSummary,
     client_row,
@@ -19,7 +20,6 @@ from sortition.ledger.summary import (
     summarise,
     suspect_rows,
 )
-from sortition.ledger.suspects import SUSPECT_COLUMNS
 
 SHOWN = 20
 CHANGES = 200
