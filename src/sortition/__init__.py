@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from sortition.core.protocols import Sampler
     from sortition.samplers.avare import AvareSampler
+    from sortition.samplers.dense import DenseSampler
     from sortition.samplers.empirical_bayes import EmpiricalBayesSampler, default_sampler
     from sortition.samplers.guard import Guard
     from sortition.samplers.kvib import KVibSampler
@@ -42,6 +43,7 @@ __all__ = [
     "Cohort",
     "CohortError",
     "ConfigurationError",
+    "DenseSampler",
     "DoublingOSMDSampler",
     "EmpiricalBayesSampler",
     "FeedbackError",
@@ -71,6 +73,7 @@ _HOME = {
     "Cohort": "sortition.core.cohort",
     "CohortError": "sortition.core.errors",
     "ConfigurationError": "sortition.core.errors",
+    "DenseSampler": "sortition.samplers.dense",
     "DoublingOSMDSampler": "sortition.samplers.osmd",
     "EmpiricalBayesSampler": "sortition.samplers.empirical_bayes",
     "FeedbackError": "sortition.core.errors",

@@ -15,7 +15,7 @@ class ConfigurationError(SortitionError, ValueError):
 
 
 class AvailabilityError(SortitionError, ValueError):
-    """``available`` names nobody, or somebody who does not exist."""
+    """``available`` names no client, or one that does not exist."""
 
 
 class FeedbackError(SortitionError, ValueError):
@@ -23,7 +23,7 @@ class FeedbackError(SortitionError, ValueError):
 
 
 class CohortError(SortitionError, ValueError):
-    """A cohort that this sampler did not draw, or has heard of already."""
+    """A cohort that this sampler did not draw, or that has had its feedback."""
 
 
 class StateError(SortitionError, ValueError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +22,63 @@ LARGEST_MASS = 1e100
 MOST_CLIENTS = 2**53
 """Ids above could not be told apart by a double."""
 LONGEST_SHOWN = 500
-"""So many characters of a wrong value are in an error."""
+"""An error shows at most this many characters of a wrong value."""
+GLOSSARY = {
+    "M": "num_clients",
+    "K": "cohort_size",
+    "T": "num_rounds",
+    "lam": "client_weights",
+    "lambda_": "client_weights",
+    "weights": "client_weights",
+    "eta": "learning_rate",
+    "lr": "learning_rate",
+    "alpha": "exploration",
+    "epsilon": "exploration",
+    "gamma": "meta_rate",
+    "p": "probabilities",
+    "q": "prior",
+    "A_max": "feedback_bound",
+    "random_state": "seed",
+}
+"""Symbols of the paper, and other habits, with the keyword that they stand for."""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def named_keywords(call: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorate a function: an unknown keyword is a ConfigurationError that names the nearest right one.
+
+    >>> @named_keywords
+    ... def draw(*, cohort_size: int) -> int:
+    ...     return cohort_size
+    >>> draw(cohort_sise=3)
+    Traceback (most recent call last):
+    sortition.core.errors.ConfigurationError: draw has no keyword 'cohort_sise'; did you mean 'cohort_size'?
+    """
+    parameters = inspect.signature(call).parameters
+    known = [name for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    @wraps(call)
+    def checked(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        if not open_ended and not keywords.keys() <= set(known):
+            called = type(args[0]).__name__ if known[:1] == ["self"] and args else call.__name__
+            wrong = next(name for name in keywords if name not in known)
+            raise ConfigurationError(
+                unknown_keyword(called, wrong, [name for name in known if name != "self"])
+            )
+        return call(*args, **keywords)
+
+    return checked
+
+
+def unknown_keyword(called: str, wrong: str, known: Sequence[str]) -> str:
+    """The message for the keyword ``wrong`` of ``called``, which takes the keywords ``known``."""
+    meant = GLOSSARY.get(wrong)
+    near = [meant] if meant in known else difflib.get_close_matches(wrong, known, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+    return f"{called} has no keyword {wrong!r}; {advice}"
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -36,7 +95,7 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
 
 
 def one_of(name: str, value: Any, words: Sequence[str]) -> None:
-    """``value`` must be one of ``words``; an array is none, whatever it compares equal to."""
+    """``value`` must be one of ``words``."""
     if not (isinstance(value, str) and value in words):
         raise ConfigurationError(f"{name} must be one of {', '.join(words)}, got {_shown(value)}")
 
@@ -113,7 +172,7 @@ def require_support(name: str, masses: FloatArray, client_weights: FloatArray | 
 
 
 def norms_of(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
-    """``values`` as ``size`` norms: finite and not negative, or nan for who did not reply."""
+    """``values`` as ``size`` norms: finite and not negative, or nan for no reply."""
     norms = one_each(name, values, size, whose)
     check_norms(name, norms)
     return norms
@@ -128,7 +187,7 @@ def one_each(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
 
 
 def check_norms(name: str, norms: FloatArray) -> None:
-    """Norms must be finite and not negative, or nan for who did not reply."""
+    """Norms must be finite and not negative, or nan for no reply."""
     wrong = np.flatnonzero((norms < 0.0) | np.isinf(norms))
     if len(wrong):
         raise FeedbackError(
@@ -157,7 +216,7 @@ def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
 
 
 def _shown(value: Any) -> str:
-    """``value`` in an error: not all of it, where that is long."""
+    """``value`` in an error, shortened if it is long."""
     try:
         words = repr(value)
     except ValueError:  # Python writes out no number of thousands of digits

@@ -1,4 +1,4 @@
-r"""A distribution with ceilings: nobody above theirs, and the others keep their proportions.
+r"""A distribution with ceilings: no client is above its own, and the others keep their proportions.
 
 With :math:`c_m` the ceiling of client m (infinite for most), the distribution drawn from is
 
@@ -21,8 +21,8 @@ LEAST_LEFT = 1e-12
 """If those below their ceilings hold less of p than this, it is summed up anew, without cancellation."""
 
 MARGIN = 16.0
-"""``heavy`` does not find strangers of the roster's block. If one has the cap over this, everybody is looked
-at; by this factor a stranger to one expert of a mixture may stand above a stranger to all."""
+"""``heavy`` does not find unseen clients of the roster's block. All clients are looked at if one of them has
+more than the cap over this factor, by which a client unseen by one expert may exceed one unseen by all."""
 
 
 class Capped(Distribution):
@@ -43,7 +43,7 @@ class Capped(Distribution):
         self.scale = self._solve(inner.look_up(clients))
 
     def with_generator(self, generator: np.random.Generator) -> Capped:
-        """This distribution, ready to draw: draws that are not kept are made up for from ``generator``."""
+        """This distribution, ready to draw: rejected draws are repeated with ``generator``."""
         self._generator = generator
         return self
 
@@ -79,19 +79,19 @@ class Capped(Distribution):
         return self._lowered(np.arange(len(p)), p)
 
     def heavy(self, threshold: float) -> IntArray:
-        """Clients among whom are all with at least ``threshold``, but for strangers of the roster's block."""
+        """A superset of the clients with at least ``threshold``, except the unseen of the roster's block."""
         return self._inner.heavy(threshold / self.scale)
 
     def block_probability(self) -> float:
-        """The probability of such a stranger."""
+        """The probability of an unseen client of the roster's block; 0 if there is none."""
         return self.scale * self._inner.block_probability()
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Let newcomers in."""
+        """Add newcomers."""
         return self._inner.add(masses)
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go."""
+        """Remove ``clients``."""
         self._inner.remove(clients)
 
     def _lowered(self, clients: IntArray, p: FloatArray) -> FloatArray:
@@ -103,7 +103,7 @@ class Capped(Distribution):
         return np.asarray(lowered)
 
     def _solve(self, own: FloatArray) -> float:
-        """The scale: raise it while that pushes more clients to their ceilings; 1 where nobody is there."""
+        """The scale: raise it while that pushes more clients to their ceilings."""
         scale = 1.0
         while True:
             clients, p, ceilings = self._clients, own, self._ceilings
@@ -123,9 +123,9 @@ class Capped(Distribution):
             scale = better
 
     def _solve_for_all(self) -> float:
-        """The scale from the vector of all probabilities: for the rare case that it takes everybody.
+        """The scale from the vector of all probabilities: for the rare case that needs everybody.
 
-        Where even so the ceilings of all who can be drawn add up to less than one, they are raised alike.
+        If the ceilings of all clients that can be drawn add up to less than one, all are raised alike.
         """
         p = self._inner.everybody()
         ceilings = np.full(len(p), self._cap if self._cap < 1.0 else np.inf)

@@ -1,12 +1,16 @@
-"""A hash table from client ids to slots: which of a billion clients have been met, and where they are kept.
+"""Which clients there are: a hash table from ids to slots, and the roster with everybody's prior mass.
 
-Open addressing with linear probing over a power of two of places, at most half full. Nothing is ever deleted.
+The table uses open addressing with linear probing over a power of two of places, at most half full. Nothing
+is ever deleted from it.
+
+The roster stores nothing for the clients of its *block*: those who were there at the start, where all had the
+same mass. Each of them has a seat. When one leaves, the client on the last seat takes its seat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -15,12 +19,16 @@ from sortition.core.errors import StateError
 from sortition.core.state import array
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine import sumtree
-from sortition.engine.sumtree import SumTree
-
-Places: TypeAlias = tuple[IntArray, IntArray]
-"""The keys and their slots, place by place."""
+from sortition.engine.sumtree import SumTree, TreeArrays
 
 EMPTY = -1
+
+
+class HashPlaces(NamedTuple):
+    """A hash table, as kernels take it: the keys and their slots, place by place."""
+
+    keys: IntArray
+    slots: IntArray
 
 
 @njit(cache=True)
@@ -35,43 +43,41 @@ def place_of(keys: IntArray, key: int) -> int:
 
 
 @njit(cache=True)
-def slot_of(places: Places, key: int) -> int:
+def slot_of(table: HashPlaces, key: int) -> int:
     """The slot of ``key``, or -1."""
-    keys, slots = places
-    place = place_of(keys, key)
-    return int(slots[place]) if keys[place] == key else EMPTY
+    place = place_of(table.keys, key)
+    return int(table.slots[place]) if table.keys[place] == key else EMPTY
 
 
 @njit(cache=True)
-def slots_of(places: Places, wanted: IntArray) -> IntArray:
+def slots_of(table: HashPlaces, wanted: IntArray) -> IntArray:
     """The slots of the ``wanted`` keys, -1 for those that are not there."""
     found = np.empty(wanted.size, dtype=np.int64)
     for i in range(wanted.size):
-        found[i] = slot_of(places, wanted[i])
+        found[i] = slot_of(table, wanted[i])
     return found
 
 
 @njit(cache=True)
-def put(places: Places, key: int, slot: int) -> None:
-    """Let ``key`` stand in ``slot``; there must be an empty place."""
-    keys, slots = places
-    place = place_of(keys, key)
-    keys[place] = key
-    slots[place] = slot
+def put(table: HashPlaces, key: int, slot: int) -> None:
+    """Store the ``slot`` of ``key``; there must be an empty place."""
+    place = place_of(table.keys, key)
+    table.keys[place] = key
+    table.slots[place] = slot
 
 
 @njit(cache=True)
-def _put_all(places: Places, new_keys: IntArray, new_slots: IntArray) -> None:
+def _put_all(table: HashPlaces, new_keys: IntArray, new_slots: IntArray) -> None:
     for i in range(new_keys.size):
-        put(places, new_keys[i], new_slots[i])
+        put(table, new_keys[i], new_slots[i])
 
 
-def _empty(number: int) -> Places:
-    return np.full(number, EMPTY, dtype=np.int64), np.zeros(number, dtype=np.int64)
+def _empty(number: int) -> HashPlaces:
+    return HashPlaces(np.full(number, EMPTY, dtype=np.int64), np.zeros(number, dtype=np.int64))
 
 
 class Table:
-    """A table that grows.
+    """A hash table that grows.
 
     >>> table = Table()
     >>> table.put_all(np.array([10**9, 5]), np.array([0, 1]))
@@ -94,14 +100,14 @@ class Table:
         _put_all(self.places, keys[held], slots[held])
 
     def put_all(self, keys: IntArray, slots: IntArray) -> None:
-        """Let each key stand in its slot; a key that is there moves."""
+        """Store the slot of each key; a key that is there already gets the new slot."""
         self.reserve(len(keys))
         self.count += int(np.count_nonzero(self.slots_of(keys) == EMPTY))
         _put_all(self.places, keys, slots)
 
     def keys(self) -> IntArray:
         """All keys there are, in no order."""
-        keys = self.places[0]
+        keys = self.places.keys
         return np.asarray(keys[keys != EMPTY])
 
     def slots_of(self, keys: IntArray) -> IntArray:
@@ -109,39 +115,67 @@ class Table:
         return np.asarray(slots_of(self.places, keys))
 
 
-Masses: TypeAlias = tuple[int, int, IntArray, IntArray, FloatArray, FloatArray, IntArray]
-"""The block's size at the start and now; who sits on another's seat; the tree of those with own masses."""
+class PriorMasses(NamedTuple):
+    """All masses of a roster, as kernels take them."""
+
+    total: float
+    """W, the sum of all masses."""
+    block: int
+    """Ids below belong to the block: their mass is one."""
+    seats: int
+    """How many clients of the block are left."""
+    moved: HashPlaces
+    """Which client sits on a seat, where it is not the one with the seat's number."""
+    own: TreeArrays
+    """The masses of all clients beyond the block."""
 
 
 @njit(cache=True)
-def draw_prior(masses: Masses, point: float) -> int:
-    """The client in which ``point`` of [0, W) falls: the block's seats first, then those with own masses."""
-    block, seats, moved_keys, moved_slots, values, nodes, starts = masses
-    if point < seats:
+def draw_prior(prior: PriorMasses, point: float) -> int:
+    """The client in which ``point`` of [0, W) falls: first the block's seats, then those with own masses."""
+    if point < prior.seats:
         seat = int(point)
-        client = slot_of((moved_keys, moved_slots), seat)
+        client = slot_of(prior.moved, seat)
         return seat if client == EMPTY else client
-    slot = sumtree.find(values, nodes, starts, point - seats)
-    return block + slot if slot >= 0 else -1
+    slot = sumtree.find(prior.own, point - prior.seats)
+    return prior.block + slot if slot >= 0 else -1
 
 
 @njit(cache=True)
-def mass_of(masses: Masses, client: int) -> float:
-    """The mass of a client who is there: one in the block, its own beyond."""
-    block, values = masses[0], masses[4]
-    return 1.0 if client < block else values[client - block]
+def mass_of(prior: PriorMasses, client: int) -> float:
+    """The mass of a client that is there: one in the block, its own beyond."""
+    return 1.0 if client < prior.block else prior.own.values[client - prior.block]
+
+
+@njit(cache=True)
+def all_replied(norms: FloatArray) -> bool:
+    """Whether all norms are finite and not negative: none is wrong, and none is nan, for no reply."""
+    for norm in norms:  # noqa: SIM110 - numba has no generator expressions
+        if not 0.0 <= norm < np.inf:
+            return False
+    return True
+
+
+@njit(cache=True)
+def _log_feedback(clients: IntArray, norms: FloatArray, weights: PriorMasses) -> FloatArray:
+    logs = np.empty(clients.size)
+    for i in range(clients.size):
+        mass = mass_of(weights, clients[i])
+        known = mass > 0.0 and norms[i] > 0.0
+        logs[i] = 2.0 * (np.log(mass / weights.total) + np.log(norms[i])) if known else -np.inf
+    return logs
 
 
 @njit(cache=True)
 def _leave(
     clients: IntArray,
     seats: int,
-    moved: Places,
+    moved: HashPlaces,
     moved_count: int,
-    seat_of: Places,
+    seat_of: HashPlaces,
     seat_count: int,
 ) -> tuple[int, int, int]:
-    """Let the last one take the seat of each who leaves; both tables must have room."""
+    """Give the seat of each client that leaves to the last one; both tables must have room."""
     for client in clients:
         seat = slot_of(seat_of, client)
         seat = client if seat == EMPTY else seat
@@ -157,7 +191,7 @@ def _leave(
 
 
 class Roster:
-    """The clients there are: ids from 0 up, never used again after someone left.
+    """The clients and their masses: ids from 0 up; the id of a client that left is not used again.
 
     >>> roster = Roster(4, None)
     >>> roster.remove(np.array([1]))
@@ -167,18 +201,21 @@ class Roster:
     ([4], 3.5)
     """
 
+    arrays: PriorMasses
+    """All masses, as kernels take them."""
+
     def __init__(self, num_clients: int, masses: FloatArray | None) -> None:
-        self.block = num_clients if masses is None else 0  # ids below are of the block
-        self.seats = self.block  # how many of the block are left
+        self.block = num_clients if masses is None else 0
         self.own = SumTree(np.zeros(0) if masses is None else masses)
         self.count = num_clients
         self.unit = float(num_clients) if masses is None else 1.0  # what a mass of one was at the start
-        self._given = num_clients
-        self._given_masses = masses
+        self._initial_count = num_clients
+        self._initial_masses = masses
         self._moved = Table()  # seat -> client, where the two differ
         self._seat_of = Table()  # client -> seat, likewise
         self._gone = Table()  # everybody who left
         self._removed: list[int] = []
+        self._set_arrays(seats=self.block)
 
     @property
     def ids(self) -> int:
@@ -188,32 +225,46 @@ class Roster:
     @property
     def total(self) -> float:
         """W, the sum of all masses."""
-        return self.seats + self.own.total if self.own.size else float(self.seats)
+        return self.arrays.total
 
     @property
-    def of_all(self) -> Masses:
-        """All masses, as kernels take them."""
-        own = self.own
-        return self.block, self.seats, *self._moved.places, own.values, own.nodes, own.starts
+    def seats(self) -> int:
+        """How many clients of the block are left."""
+        return self.arrays.seats
 
     def draw(self, point: float) -> int:
         """The client in which ``point`` of [0, W) falls."""
-        return int(draw_prior(self.of_all, point))
+        return int(draw_prior(self.arrays, point))
 
     def masses(self, clients: IntArray | None) -> FloatArray:
-        """The masses of ``clients``, or of every id; 0 for who left."""
+        """The masses of ``clients``, or of every id; 0 for a client that left."""
         result = np.ones(self.block if clients is None else len(clients))
         if self.all_alike:
             return result
         if clients is None:
             gone = self._gone.keys()
             result[gone[gone < self.block]] = 0.0
-            return np.concatenate((result, self.own.values[: self.own.size]))
+            return np.concatenate((result, self.own.values))
         own = clients >= self.block
         result[own] = self.own.values[clients[own] - self.block]
         if self._gone.count:
             result[self._gone.slots_of(clients) != EMPTY] = 0.0
         return result
+
+    def shares(self, clients: IntArray) -> FloatArray:
+        """The masses of ``clients`` over W."""
+        if self.all_alike:
+            return np.full(len(clients), 1.0 / self.total)
+        return self.masses(clients) / self.total
+
+    def log_feedback(self, clients: IntArray, norms: FloatArray) -> FloatArray:
+        r"""``core.variance.log_feedback`` of ``clients`` who are there, the roster's shares being lambda.
+
+        >>> Roster(2, None).log_feedback(np.array([0, 1]), np.array([0.0, 2.0]))
+        array([-inf,   0.])
+        """
+        logs: FloatArray = _log_feedback(clients, norms, self.arrays)
+        return logs
 
     def present(self, clients: IntArray) -> BoolArray:
         """Which of ``clients`` exist and have not left."""
@@ -223,7 +274,7 @@ class Roster:
         return known
 
     def mass_beside(self, clients: IntArray) -> bool:
-        """Whether anybody but ``clients``, who are there, once each, has a mass."""
+        """Whether somebody other than ``clients``, who are there, once each, has a mass."""
         own = clients[clients >= self.block]
         if len(clients) - len(own) < self.seats:
             return True
@@ -234,24 +285,26 @@ class Roster:
         return self.own.at_least(threshold) + self.block
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Let newcomers in and give their ids."""
+        """Add newcomers and return their ids."""
         newcomers = np.arange(self.ids, self.ids + len(masses))
         self.own.extend(masses)
         self.count += len(masses)
+        self._set_arrays(self.seats)
         return newcomers
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go; each must be there."""
+        """Remove ``clients``; each must be there."""
         own = clients[clients >= self.block] - self.block
         self.own.set(own, np.zeros(len(own)))
-        self._leave_seats(clients[clients < self.block])
+        seats = self._leave_seats(clients[clients < self.block])
         self._gone.put_all(clients, np.ones(len(clients), dtype=np.int64))
         self.count -= len(clients)
         self._removed.extend(clients.tolist())
+        self._set_arrays(seats)
 
     @property
     def all_alike(self) -> bool:
-        """Whether everybody has mass one: nobody with an own mass, nobody gone."""
+        """Whether everybody has mass one: nobody has an own mass, nobody has left."""
         return not self.own.size and not self._removed
 
     @property
@@ -259,36 +312,39 @@ class Roster:
         """Whether somebody has left."""
         return bool(self._removed)
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether nobody has joined or left since the start."""
+        return self.ids == self._initial_count and not self._removed
+
     def state(self) -> dict[str, Any]:
         """What has changed since the start."""
         return {
-            "joined_masses": self.own.values[self._given - self.block : self.own.size].copy(),
+            "joined_masses": self.own.values[self._initial_count - self.block :].copy(),
             "left_clients": np.array(self._removed, dtype=np.int64),
         }
 
     def restored(self, state: Mapping[str, Any], prefix: str) -> Roster:
-        """A roster like this one at the start, and the changes of ``state``, where names have a prefix."""
+        """A roster like this one at the start, with the changes of ``state``, where names have a prefix."""
         joined = array(state, f"{prefix}joined_masses", np.float64, (None,))
         left = array(state, f"{prefix}left_clients", np.int64, (None,))
         if not (np.isfinite(joined).all() and (joined >= 0.0).all()):
-            raise StateError(f"state must hold {prefix}joined_masses that are finite and not negative")
-        roster = Roster(self._given, self._given_masses)
+            raise StateError(f"state has {prefix}joined_masses that are infinite, nan or negative")
+        roster = Roster(self._initial_count, self._initial_masses)
         roster.add(joined)
         if not roster.present(left).all() or len(np.unique(left)) != len(left):
-            raise StateError(
-                f"state must hold {prefix}left_clients who had been there, once each, got others"
-            )
+            raise StateError(f"state has {prefix}left_clients who never joined, or who left twice")
         roster.remove(left)
         return roster
 
-    def become(self, other: Roster) -> None:
-        """Take over all of ``other``."""
-        self.__dict__.update(other.__dict__)
+    def _set_arrays(self, seats: int) -> None:
+        total = seats + self.own.total if self.own.size else float(seats)
+        self.arrays = PriorMasses(total, self.block, seats, self._moved.places, self.own.arrays)
 
-    def _leave_seats(self, clients: IntArray) -> None:
+    def _leave_seats(self, clients: IntArray) -> int:
         self._moved.reserve(len(clients))
         self._seat_of.reserve(len(clients))
-        self.seats, self._moved.count, self._seat_of.count = _leave(
+        seats, self._moved.count, self._seat_of.count = _leave(
             clients,
             self.seats,
             self._moved.places,
@@ -296,3 +352,4 @@ class Roster:
             self._seat_of.places,
             self._seat_of.count,
         )
+        return int(seats)

@@ -20,11 +20,11 @@ from sortition.core.designs import (
 from sortition.core.types import FloatArray, IntArray
 
 DENSE_CLIENTS = 64
-"""Up to so many clients for each of the cohort, independent draws toss a coin for everybody."""
+"""With at most this many clients per member of the cohort, independent draws toss a coin for everybody."""
 MOST_DRAWS = 10**6
-"""A cohort may take so many draws, or as many as there are clients, before it is drawn densely instead."""
+"""A cohort that takes more draws than this, and than there are clients, is drawn from the whole vector."""
 LEAST_LEFT = 1e-6
-"""Where some leave less mass than this to the others, it is summed up client by client."""
+"""If the others hold less mass than this, it is summed up client by client."""
 
 
 class Distribution(Protocol):
@@ -45,16 +45,16 @@ class Distribution(Protocol):
         """The probabilities of all ids."""
 
     def heavy(self, threshold: float) -> IntArray:
-        """Clients among whom are all with at least ``threshold``, but for strangers of the roster's block."""
+        """A superset of the clients with at least ``threshold``, except the unseen of the roster's block."""
 
     def block_probability(self) -> float:
-        """The probability of such a stranger."""
+        """The probability of an unseen client of the roster's block; 0 if there is none."""
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Let newcomers in, with their prior masses, and give their ids."""
+        """Add newcomers with these prior masses, and return their ids."""
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go; the others keep their proportions."""
+        """Remove ``clients``; the others keep their proportions."""
 
 
 @njit(cache=True)
@@ -94,7 +94,7 @@ def draw_cohort(
 def _draw_without_replacement(
     distribution: Distribution, num_clients: int, cohort_size: int, generator: np.random.Generator
 ) -> Weighed:
-    """A draw from those left is a draw from all, repeated until it is one of those left."""
+    """A draw from the remaining clients is a draw from all, repeated until it gives one of them."""
     clients, probabilities = np.zeros(0, dtype=np.int64), np.zeros(0)
     tries, most = cohort_size, max(MOST_DRAWS, num_clients)
     while len(clients) < cohort_size and tries <= most:
@@ -104,7 +104,7 @@ def _draw_without_replacement(
         first = np.sort(np.unique(clients, return_index=True)[1])
         clients, probabilities = clients[first], probabilities[first]
         tries *= 2
-    if len(clients) < cohort_size:  # nearly all the mass is drawn: finish among those left, whatever it costs
+    if len(clients) < cohort_size:  # nearly all the mass is drawn: finish with the whole vector of the others
         left = distribution.everybody().copy()
         left[clients] = 0.0
         with np.errstate(divide="ignore"):
@@ -119,7 +119,7 @@ def _draw_without_replacement(
 
 
 def mass_without(distribution: Distribution, clients: IntArray) -> float:
-    """The probability of everybody but ``clients``, all rounding being far below it."""
+    """The probability of everybody except ``clients``, free of cancellation."""
     left = 1.0 - float(distribution.look_up(clients).sum())
     if left < LEAST_LEFT:
         others = distribution.everybody().copy()
@@ -160,7 +160,7 @@ def _split(
 ) -> tuple[float, IntArray, FloatArray] | None:
     r"""The scale c with :math:`\sum \min(1, c\,p) = K`, and the clients with :math:`c\,p > 1/2`.
 
-    None where those who are certain leave next to nothing for the others, or where a whole block is heavy.
+    None where the certain ones leave next to nothing for the others, or where a whole block is heavy.
     """
     scale = float(cohort_size)
     while True:

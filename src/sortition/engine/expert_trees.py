@@ -1,20 +1,20 @@
-r"""E trees side by side over the clients met so far: for each expert, who stands above the rest, and how far.
+r"""E trees side by side over the clients seen so far: for each expert, which clients are raised, and how far.
 
 Write :math:`p_{e,m} = q_m r_{e,m}` with the prior q. For expert e a client is either *raised*, with
-:math:`r_{e,m} = s_e y_{e,m}`, or it is of the *base*, where all share the ratio :math:`r_{e,0}`, the smallest
-there is. ``ratios[slot, e]`` is :math:`y_{e,m} > 0` for the raised; for the base it is 0, or negative where a
-client is to be raised again once its :math:`y` is high enough (only Avare remembers it so).
+:math:`r_{e,m} = s_e y_{e,m}`, or it belongs to the *base*, where all share the ratio :math:`r_{e,0}`, the
+smallest there is. ``ratios[slot, e]`` is :math:`y_{e,m} > 0` for the raised; for the base it is 0, or
+:math:`-y_{e,m}` where a client is raised again once its :math:`y` is high enough (only Avare needs this).
 
 Each node holds, for every expert, the sum of :math:`w_m y_{e,m}`, the sum of :math:`w_m` and the least
 :math:`y_{e,m}` over the raised clients below it, and the most :math:`y_{e,m}` that the base remembers.
 
-The experts lie side by side in memory, so that one visit serves them all. As in ``tree``, nodes are always
+The experts lie side by side in memory, so that one visit serves them all. As in ``sumtree``, nodes are always
 recomputed from their children.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -22,17 +22,30 @@ from numba import njit
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.sumtree import FAN
 
-Trees: TypeAlias = tuple[FloatArray, FloatArray, FloatArray, IntArray]
-"""Of every slot the ratios, one for each expert, and the mass; the nodes; where a level of them begins."""
+
+class ExpertTrees(NamedTuple):
+    """The trees of all experts, as kernels take them."""
+
+    clients: IntArray
+    """The client of each slot."""
+    masses: FloatArray
+    """Its prior mass; 0 if it has left."""
+    ratios: FloatArray
+    """Its ratios y, one column an expert."""
+    nodes: FloatArray
+    """Statistics of all nodes, from the lowest level to the root: node, statistic, expert."""
+    starts: IntArray
+    """Where each level of nodes begins; the last entry counts the nodes."""
+
 
 SUM, MASS, LEAST, MOST = 0, 1, 2, 3
 STATISTICS = 4
 
 
 @njit(cache=True)
-def recompute(trees: Trees, level: int, position: int) -> None:
+def recompute(trees: ExpertTrees, level: int, position: int) -> None:
     """Recompute one node from its children."""
-    ratios, masses, nodes, starts = trees
+    _, masses, ratios, nodes, starts = trees
     node = nodes[starts[level] + position]
     experts = ratios.shape[1]
     node[SUM, :] = 0.0
@@ -60,18 +73,18 @@ def recompute(trees: Trees, level: int, position: int) -> None:
 
 
 @njit(cache=True)
-def rebuild(trees: Trees) -> None:
+def rebuild(trees: ExpertTrees) -> None:
     """Recompute every node, the lowest level first: one pass over all slots."""
-    starts = trees[3]
+    starts = trees.starts
     for level in range(starts.size - 1):
         for position in range(starts[level + 1] - starts[level]):
             recompute(trees, level, position)
 
 
 @njit(cache=True)
-def refresh(trees: Trees, slots: IntArray) -> None:
+def refresh(trees: ExpertTrees, slots: IntArray) -> None:
     """Recompute the nodes above ``slots``, each once where neighbours share it."""
-    starts = trees[3]
+    starts = trees.starts
     positions = np.sort(slots)
     count = positions.size
     for level in range(starts.size - 1):
@@ -87,15 +100,16 @@ def refresh(trees: Trees, slots: IntArray) -> None:
 
 @njit(cache=True)
 def sweep(
-    trees: Trees, limits: FloatArray, factors: FloatArray, thresholds: FloatArray, remember: bool
+    trees: ExpertTrees, limits: FloatArray, factors: FloatArray, thresholds: FloatArray, remember: bool
 ) -> None:
-    """Multiply ratios by their expert's factor, and let who is then below its threshold fall to the base.
+    """Multiply ratios by their expert's factor; a client that is then below its threshold falls to the base.
 
-    Only nodes are entered that have somebody raised below their expert's limit, or somebody of the base who
-    is remembered above it; so a sweep costs what it changes, and never more than one pass over all slots.
-    With ``remember`` those who fall are kept in mind, and those remembered above the threshold rise.
+    Only nodes are entered that hold a raised client below their expert's limit, or a client of the base with
+    a kept ratio above it; so a sweep costs what it changes, and never more than one pass over all slots.
+    With ``remember``, a client that falls keeps its ratio, and one with a kept ratio above the threshold
+    rises.
     """
-    ratios, masses, nodes, starts = trees
+    _, masses, ratios, nodes, starts = trees
     experts = limits.size
     top = starts.size - 2
     entered = [0]  # positions of the nodes entered, level by level from the root
@@ -128,12 +142,12 @@ def sweep(
 
 
 @njit(cache=True)
-def find(trees: Trees, expert: int, scale: float, base: float, fraction: float) -> int:
+def find(trees: ExpertTrees, expert: int, scale: float, base: float, fraction: float) -> int:
     r"""The slot at ``fraction`` of [0, 1) of what the raised clients have beyond the base, or -1 for none.
 
     A node weighs :math:`s \sum w y - r_0 \sum w`.
     """
-    ratios, masses, nodes, starts = trees
+    _, masses, ratios, nodes, starts = trees
     root = nodes[-1]
     point = fraction * (scale * root[SUM, expert] - base * root[MASS, expert])
     position = 0
@@ -159,9 +173,9 @@ def find(trees: Trees, expert: int, scale: float, base: float, fraction: float) 
 
 
 @njit(cache=True)
-def at_least(trees: Trees, expert: int, threshold: float) -> IntArray:
+def at_least(trees: ExpertTrees, expert: int, threshold: float) -> IntArray:
     """The slots with ``mass * y`` of at least ``threshold`` > 0: nodes that weigh less are not entered."""
-    ratios, masses, nodes, starts = trees
+    _, masses, ratios, nodes, starts = trees
     found = [0]
     for level in range(starts.size - 3, -2, -1):
         below = [0 for _ in range(0)]

@@ -1,27 +1,31 @@
-"""The prior itself as a distribution: for samplers that learn nothing."""
+"""Distributions that are given: the prior itself, and a vector of masses that is set as a whole."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numba import njit
 
+from sortition.core.state import array, check
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.clients import Masses, Roster, draw_prior, mass_of
+from sortition.engine.clients import PriorMasses, Roster, draw_prior, mass_of
 from sortition.engine.drawing import Distribution
 
 
 @njit(cache=True)
-def _draw(uniforms: FloatArray, total_mass: float, prior: Masses) -> tuple[IntArray, FloatArray]:
+def _draw(uniforms: FloatArray, prior: PriorMasses) -> tuple[IntArray, FloatArray]:
     draws = np.empty(uniforms.shape[0], dtype=np.int64)
     probabilities = np.empty(uniforms.shape[0])
     for i in range(uniforms.shape[0]):
-        draws[i] = draw_prior(prior, uniforms[i, 1] * total_mass)
-        probabilities[i] = mass_of(prior, draws[i]) / total_mass
+        draws[i] = draw_prior(prior, uniforms[i, 1] * prior.total)
+        probabilities[i] = mass_of(prior, draws[i]) / prior.total
     return draws, probabilities
 
 
 class Prior(Distribution):
-    """Draws by the roster's masses.
+    """Draws in proportion to the masses of the roster.
 
     >>> Prior(Roster(2, np.array([1.0, 3.0]))).everybody()
     array([0.25, 0.75])
@@ -32,7 +36,7 @@ class Prior(Distribution):
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
         """Independent draws, one for each row of two uniforms, and their probabilities."""
-        drawn: tuple[IntArray, FloatArray] = _draw(uniforms, self.roster.total, self.roster.of_all)
+        drawn: tuple[IntArray, FloatArray] = _draw(uniforms, self.roster.arrays)
         return drawn
 
     def look_up(self, clients: IntArray) -> FloatArray:
@@ -44,7 +48,7 @@ class Prior(Distribution):
         return self.roster.masses(None) / self.roster.total
 
     def heavy(self, threshold: float) -> IntArray:
-        """Those with a mass of their own who have at least ``threshold``."""
+        """All clients with a mass of their own whose probability is at least ``threshold``."""
         return self.roster.heavy(threshold * self.roster.total)
 
     def block_probability(self) -> float:
@@ -52,16 +56,16 @@ class Prior(Distribution):
         return 1.0 / self.roster.total if self.roster.seats else 0.0
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Let newcomers in."""
+        """Add newcomers."""
         return self.roster.add(masses)
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go."""
+        """Remove ``clients``."""
         self.roster.remove(clients)
 
 
 class Dense(Distribution):
-    """Probabilities that are set at will.
+    """A vector of masses, one for each id, that can be set at any time.
 
     >>> dense = Dense(Roster(2, None))
     >>> dense.set(np.array([1.0, 3.0]))
@@ -74,10 +78,16 @@ class Dense(Distribution):
         self.set(roster.masses(None))
 
     def set(self, masses: FloatArray) -> None:
-        """Take these masses, one for each id, of any sum above 0; who left must have 0."""
+        """Take these masses, one for each id, with any sum above 0; clients that left must have 0."""
         self.masses = masses
         self._probabilities = masses / masses.sum()
         self._cumulative: FloatArray | None = None
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take the ``masses`` of a state."""
+        masses = array(state, "masses", np.float64, (self.roster.ids,))
+        check("masses", masses, (masses >= 0.0) & (masses < np.inf), "finite and not negative")
+        self.set(masses)
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
         """Independent draws, one for each row of two uniforms, and their probabilities."""
@@ -100,11 +110,11 @@ class Dense(Distribution):
         return np.flatnonzero(self._probabilities >= threshold)
 
     def block_probability(self) -> float:
-        """Nobody is a stranger here."""
+        """Nobody is unseen here."""
         return 0.0
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Let newcomers in, at the lowest ratio to the prior: it is that of a client never drawn."""
+        """Add newcomers, at the lowest ratio to the prior: that of a client never drawn."""
         prior = self.roster.masses(None)
         lowest = np.min(self.masses[prior > 0.0] / prior[prior > 0.0])
         newcomers = self.roster.add(masses)
@@ -112,7 +122,7 @@ class Dense(Distribution):
         return newcomers
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go: the others keep their proportions, or have the prior's if they had nothing."""
+        """Remove ``clients``; the others keep their proportions, or get the prior's if they had no mass."""
         self.roster.remove(clients)
         masses = self.masses.copy()
         masses[clients] = 0.0

@@ -13,22 +13,22 @@ from sortition.core.state import number
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster
+from sortition.engine.expert_trees import LEAST, MASS, MOST, SUM, ExpertTrees
 from sortition.engine.reweighted import FURTHEST_LOG, LogRatioMixture
 
 SLACK = 1.0 - 1e-12
-"""Nobody falls who stands on the floor but for rounding."""
+"""A client that is below the floor by rounding alone does not fall."""
 
 
 @njit(cache=True)
-def _settle(trees: expert_trees.Trees, exploration: float, total_mass: float) -> float:
+def _settle(trees: ExpertTrees, exploration: float, total_mass: float) -> float:
     r"""The factor c with :math:`\sum_m w_m \max(\epsilon, c\,y_m) = W`, everybody on their side of the floor.
 
     The sum is convex and increasing in c, and each turn is a step of Newton's method on it: from the second
     turn on, c only falls, and those above the floor only cross downwards. 0 where nobody has any feedback,
-    or where the floor leaves nothing to be shared out: all are below then.
+    or where the floor takes all the mass: then all are below.
     """
-    _, _, nodes, _ = trees
-    root = nodes[-1]
+    root = trees.nodes[-1]
     ones, limits = np.ones(1), np.empty(1)
     if exploration >= 1.0:
         limits[0] = np.inf
@@ -36,16 +36,14 @@ def _settle(trees: expert_trees.Trees, exploration: float, total_mass: float) ->
         return 0.0
     turn = 0
     while True:
-        if root[expert_trees.SUM, 0] > 0.0:
-            factor = (total_mass - exploration * (total_mass - root[expert_trees.MASS, 0])) / root[
-                expert_trees.SUM, 0
-            ]
+        if root[SUM, 0] > 0.0:
+            factor = (total_mass - exploration * (total_mass - root[MASS, 0])) / root[SUM, 0]
             threshold = SLACK * exploration / factor
-            settled = root[expert_trees.LEAST, 0] >= threshold and root[expert_trees.MOST, 0] <= threshold
+            settled = root[LEAST, 0] >= threshold and root[MOST, 0] <= threshold
             if settled or (turn > 2 and threshold <= limits[0]):
                 return float(factor)
-        elif root[expert_trees.MOST, 0] > 0.0:
-            threshold = 0.5 * root[expert_trees.MOST, 0]  # nobody is above yet: begin with the highest
+        elif root[MOST, 0] > 0.0:
+            threshold = 0.5 * root[MOST, 0]  # nobody is above yet: begin with the highest
         else:
             return 0.0
         limits[0] = threshold
@@ -60,16 +58,16 @@ class FlooredProportional(LogRatioMixture):
 
     .. math:: p_m = \max(\epsilon\,q_m,\; c\,h_m), \qquad \textstyle\sum_m p_m = 1
 
-    Clients not met have h = 0. Those whose share is below the floor are remembered, and rise again when the
-    floor or the others fall. Heights are given as logarithms; the prior where all of them are 0. When clients
-    come and go, c and :math:`\epsilon` are multiplied by one factor until the next ``record``.
+    Unseen clients have h = 0. A client below the floor keeps its height, and rises again when the floor or
+    the others fall. Heights are given as logarithms; where all heights are 0, it is the prior. When clients
+    join or leave, c and :math:`\epsilon` are multiplied by one factor until the next ``set_heights``.
 
-    >>> greedy = FlooredProportional(Roster(4, None))
-    >>> greedy.record(np.array([0, 1]), np.log([1.0, 8.0]), exploration=0.4)
-    >>> greedy.everybody()
+    >>> distribution = FlooredProportional(Roster(4, None))
+    >>> distribution.set_heights(np.array([0, 1]), np.log([1.0, 8.0]), exploration=0.4)
+    >>> distribution.everybody()
     array([0.1, 0.7, 0.1, 0.1])
-    >>> greedy.record(np.array([1]), np.log([2.0]), exploration=0.2)
-    >>> greedy.everybody()
+    >>> distribution.set_heights(np.array([1]), np.log([2.0]), exploration=0.2)
+    >>> distribution.everybody()
     array([0.3 , 0.6 , 0.05, 0.05])
     """
 
@@ -77,21 +75,21 @@ class FlooredProportional(LogRatioMixture):
         super().__init__(roster, experts=1)
         self.exploration = 1.0
 
-    def record(self, clients: IntArray, log_heights: FloatArray, *, exploration: float) -> None:
+    def set_heights(self, clients: IntArray, log_heights: FloatArray, *, exploration: float) -> None:
         """Set the heights of ``clients``, and the floor for all."""
         self.exploration = exploration
         with np.errstate(divide="ignore"):
             per_mass = log_heights - np.log(self.roster.masses(clients))  # as ratios are
-        self.note(clients, per_mass)
+        self.set_logs(clients, per_mass)
 
     def settle(self) -> None:
-        """Let everybody cross to their side of the floor, and make them sum to one."""
+        """Put every client on its side of the floor, and make all sum to one."""
         factor = _settle(self.trees, self.exploration, self.roster.total)
-        self.scales[0] = factor
-        self.bases[0] = self.exploration if factor > 0.0 else 1.0
+        self.experts.scales[0] = factor
+        self.experts.bases[0] = self.exploration if factor > 0.0 else 1.0
 
     def state(self) -> dict[str, Any]:
-        """That of a shifted crowd, with the floor."""
+        """That of the base class, with the floor."""
         return {**super().state(), "exploration": self.exploration}
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 1) -> None:
@@ -101,10 +99,10 @@ class FlooredProportional(LogRatioMixture):
         self.exploration = exploration
 
     def _write(self, slots: IntArray) -> None:
-        """As remembered: ``settle`` lets them rise."""
-        heights = np.where(self._masses[slots] > 0.0, np.exp(self._logs[slots] - self._shift), 0.0)
-        self.put(slots, -heights[:, None])
+        """As heights below the floor: ``settle`` raises those above it."""
+        heights = np.where(self.trees.masses[slots] > 0.0, np.exp(self._logs[slots] - self._shift), 0.0)
+        self.set_ratios(slots, -heights[:, None])
 
     def _vanishing(self) -> bool:
-        highest = max(self.root[expert_trees.MOST, 0], self.root[expert_trees.SUM, 0])
+        highest = max(self.root[MOST, 0], self.root[SUM, 0])
         return bool(highest < math.exp(-FURTHEST_LOG))

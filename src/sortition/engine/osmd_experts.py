@@ -1,6 +1,6 @@
 r"""One round of OSMD for every expert: step, project, reweigh.
 
-The kernels do what ``core.experts`` says, at a cost of :math:`O(E K \log n)` for n clients met so far.
+The kernels do what ``core.experts`` says, at a cost of :math:`O(E K \log n)` for n clients seen so far.
 ``docs/engine.md`` shows why that is exact.
 """
 
@@ -13,9 +13,9 @@ from sortition.core.rates import initial_expert_weights
 from sortition.core.simplex import LARGEST_STEP
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import expert_trees
-from sortition.engine.clients import Masses, Places, Roster
-from sortition.engine.expert_trees import Trees
-from sortition.engine.mixture import ExpertMixture, Experts, meet
+from sortition.engine.clients import HashPlaces, PriorMasses, Roster
+from sortition.engine.expert_trees import ExpertTrees
+from sortition.engine.mixture import ExpertArrays, ExpertMixture, see
 
 LOG_LARGEST_STEP = np.log(LARGEST_STEP)
 LARGEST_PLAIN_STEP = 200.0
@@ -32,27 +32,24 @@ def advance(
     log_rates: FloatArray,
     log_meta_rate: float,
     exploration: float,
-    total_mass: float,
-    prior: Masses,
-    table: Places,
-    ids: IntArray,
+    prior: PriorMasses,
+    table: HashPlaces,
     count: int,
-    trees: Trees,
-    experts: Experts,
+    trees: ExpertTrees,
+    experts: ExpertArrays,
 ) -> int:
-    """One round of every expert and of their weights (Algorithm 5, lines 7 to 11); how many are met now."""
-    met, count = meet(clients, count, prior, table, ids, trees[1])
-    ratios, masses, _, _ = trees
+    """One round of every expert and of their weights (Algorithm 5, lines 7 to 11); how many are seen now."""
+    slots, count = see(clients, count, prior, table, trees)
     log_weights, scales, bases = experts
-    size = met.size
+    size = slots.size
     steps = np.empty((size, scales.size))
     losses = np.empty((size, scales.size))  # logarithms of the terms of the estimated losses
     log_probabilities = np.empty((size, scales.size))
     for i in range(size):
         log_share = np.log(cohort_weights[i]) + log_feedback[i] - np.log(cohort_size)
-        log_prior = np.log(masses[met[i]] / total_mass)
+        log_prior = np.log(trees.masses[slots[i]] / prior.total)
         for e in range(scales.size):
-            y = ratios[met[i], e]
+            y = trees.ratios[slots[i], e]
             log_probabilities[i, e] = log_prior + np.log(scales[e] * y if y > 0.0 else bases[e])
             if log_share == -np.inf:  # no feedback, no step; its probability may be 0
                 losses[i, e], steps[i, e] = -np.inf, 0.0
@@ -61,8 +58,8 @@ def advance(
             log_step = log_rates[e] + log_share - 2.0 * log_probabilities[i, e]
             steps[i, e] = np.exp(min(log_step, LOG_LARGEST_STEP))
     _reweigh(log_weights, log_meta_rate, losses)
-    _raise(met, steps, log_probabilities, exploration, total_mass, trees, experts)
-    _project(exploration, total_mass, trees, experts)
+    _raise(slots, steps, log_probabilities, exploration, prior.total, trees, experts)
+    _project(exploration, prior.total, trees, experts)
     return count
 
 
@@ -88,17 +85,16 @@ def _reweigh(log_weights: FloatArray, log_meta_rate: float, terms: FloatArray) -
 
 @njit(cache=True)
 def _raise(
-    met: IntArray,
+    slots: IntArray,
     steps: FloatArray,
     log_probabilities: FloatArray,
     exploration: float,
     total_mass: float,
-    trees: Trees,
-    experts: Experts,
+    trees: ExpertTrees,
+    experts: ExpertArrays,
 ) -> None:
     """The entropic step: multiply the ratios of those drawn by exp(step)."""
-    ratios, masses, _, _ = trees
-    _, scales, _ = experts
+    scales = experts.scales
     shifts = np.zeros(scales.size)
     rebased = False
     for e in range(scales.size):
@@ -109,12 +105,12 @@ def _raise(
             rebased = True
     if rebased:
         _rebase(steps, log_probabilities, shifts, exploration, trees, experts)
-    for i in range(met.size):
+    for i in range(slots.size):
         for e in range(scales.size):
             if steps[i, e] > 0.0:
                 raised = np.exp(log_probabilities[i, e] + steps[i, e] - shifts[e])
-                ratios[met[i], e] = raised * total_mass / (masses[met[i]] * scales[e])
-    expert_trees.refresh(trees, met)
+                trees.ratios[slots[i], e] = raised * total_mass / (trees.masses[slots[i]] * scales[e])
+    expert_trees.refresh(trees, slots)
 
 
 @njit(cache=True)
@@ -123,13 +119,13 @@ def _rebase(
     log_probabilities: FloatArray,
     shifts: FloatArray,
     exploration: float,
-    trees: Trees,
-    experts: Experts,
+    trees: ExpertTrees,
+    experts: ExpertArrays,
 ) -> None:
     """Fold the scale, and exp(-shift), into the ratios of the experts that need it.
 
-    After a huge step nearly everybody is bound for the floor. What those drawn have alone bounds the factor
-    of the projection from above, so whoever stays below the floor under that bound falls here already.
+    After a huge step nearly everybody will fall to the floor. The mass of the drawn clients alone bounds the
+    factor of the projection from above, so a client that is below the floor under that bound falls here.
     """
     _, scales, bases = experts
     factors = np.ones(scales.size)
@@ -148,16 +144,15 @@ def _rebase(
 
 
 @njit(cache=True)
-def _project(exploration: float, total_mass: float, trees: Trees, experts: Experts) -> None:
+def _project(exploration: float, total_mass: float, trees: ExpertTrees, experts: ExpertArrays) -> None:
     r"""Scale every expert's ratios so that they sum to one above the floor (Algorithm 2).
 
     With the base at :math:`r_0` the factor is :math:`c = W / (s \sum w y + r_0 W_0)`; where that takes the
-    base below the floor, it is :math:`c = (W - \alpha W_0) / (s \sum w y)`. Whoever stands below the floor
-    then joins the base, and the factor is computed anew.
+    base below the floor, it is :math:`c = (W - \alpha W_0) / (s \sum w y)`. Clients that are below the floor
+    then join the base, and the factor is computed anew.
     """
-    _, _, nodes, _ = trees
     _, scales, bases = experts
-    root = nodes[-1]
+    root = trees.nodes[-1]
     thresholds = np.zeros(scales.size)
     factors = np.ones(scales.size)
     ones = np.ones(scales.size)
@@ -190,19 +185,19 @@ class OSMDExperts(ExpertMixture):
     r"""E distributions above the floor and their weights: the state of Algorithm 5.
 
     Equal to ``core.experts`` to rounding error. The floor is ``exploration`` times the prior. When clients
-    leave, the prior of the others grows, and with it their floor: one that stood on it may be just below
+    leave, the prior of the others grows, and with it their floor: a client on the floor may be just below it
     until the next round's projection.
 
-    >>> ensemble = OSMDExperts(Roster(10**9, None), exploration=0.4, experts=2)
-    >>> ensemble.advance(np.array([7]), np.array([1.0]), np.array([0.0]), 1, np.log([1e-19, 1e-18]), 0.0)
-    >>> ensemble.look_up(np.array([7, 8])) * 1e9
+    >>> experts = OSMDExperts(Roster(10**9, None), exploration=0.4, experts=2)
+    >>> experts.advance(np.array([7]), np.array([1.0]), np.array([0.0]), 1, np.log([1e-19, 1e-18]), 0.0)
+    >>> experts.look_up(np.array([7, 8])) * 1e9
     array([1.50844864, 1.        ])
     """
 
     def __init__(self, roster: Roster, *, exploration: float, experts: int) -> None:
         super().__init__(roster, experts=experts)
         self.exploration = exploration
-        self.log_weights = np.log(initial_expert_weights(experts))
+        self.experts.log_weights[:] = np.log(initial_expert_weights(experts))
 
     def advance(
         self,
@@ -223,10 +218,8 @@ class OSMDExperts(ExpertMixture):
             log_rates,
             log_meta_rate,
             self.exploration,
-            self.roster.total,
-            self.roster.of_all,
+            self.roster.arrays,
             self._table.places,
-            self._ids,
             self.count,
             self.trees,
             self.experts,
@@ -234,12 +227,11 @@ class OSMDExperts(ExpertMixture):
 
     def restart(self, experts: int, *, at_mixture: bool) -> None:
         """Begin anew with ``experts`` of them, all at the mixture or at the prior (Algorithm 6, line 6)."""
-        ratios, base = np.zeros(len(self.ratios)), 1.0
+        clients, masses, old, _, _ = self.trees
+        ratios, base = np.zeros(len(old)), 1.0
         if at_mixture:
-            raised = self.ratios > 0.0
-            mixed = np.where(raised, self.ratios * self.scales, self.bases) @ self.weights
-            ratios, base = np.where(raised.any(axis=1), mixed, 0.0), float(self.weights @ self.bases)
-        self.log_weights = np.log(initial_expert_weights(experts))
-        self.scales = np.ones(experts)
-        self.bases = np.full(experts, base)
-        self._plant(np.tile(ratios[:, None], experts))
+            raised, bases = old > 0.0, self.experts.bases
+            mixed = np.where(raised, old * self.experts.scales, bases) @ self.weights
+            ratios, base = np.where(raised.any(axis=1), mixed, 0.0), float(self.weights @ bases)
+        self._set_experts(np.log(initial_expert_weights(experts)), np.ones(experts), np.full(experts, base))
+        self._build_trees(clients, masses, np.tile(ratios[:, None], experts))

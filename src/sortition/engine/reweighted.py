@@ -1,4 +1,4 @@
-"""Crowds whose ratios are exponentials: logarithms are kept, and ratios are relative to a shift."""
+"""Mixtures whose ratios are exponentials: logarithms are kept, and ratios are relative to a shift."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster
-from sortition.engine.mixture import VANISHING, ExpertMixture
+from sortition.engine.mixture import VANISHING, ExpertMixture, Unseen
 from sortition.engine.sumtree import SumTree
 
 FURTHEST_LOG = 200.0
@@ -22,12 +22,12 @@ FURTHEST_LOG = 200.0
 
 
 class LogRatioMixture(ExpertMixture):
-    """Keeps a logarithm for each client met, so that a ratio can pass any bound.
+    """Keeps a logarithm for each client seen, so that a ratio can pass any bound.
 
     A subclass says in ``_write`` how ratios are made out of ``_logs`` and ``_shift``, in ``_vanishing``
     whether all of them have become so small that they might be lost, and in ``settle`` what makes them sum
-    to one. That is a formula of all clients; when clients come and go it rests until the next feedback, and
-    ``rescale`` lets the others keep their proportions.
+    to one. That formula is for all clients; when clients join or leave it is not applied until the next
+    feedback, and ``rescale`` keeps the proportions of the others.
     """
 
     def __init__(self, roster: Roster, *, experts: int) -> None:
@@ -45,16 +45,16 @@ class LogRatioMixture(ExpertMixture):
 
     @abstractmethod
     def settle(self) -> None:
-        """Let the formula apply to the ratios as they are now."""
+        """Apply the formula to the ratios as they are now."""
 
     def _highest(self) -> float:
         """The largest logarithm there is."""
         return float(self._logs[: self.count].max(initial=-np.inf))
 
-    def note(self, clients: IntArray, logs: FloatArray) -> None:
+    def set_logs(self, clients: IntArray, logs: FloatArray) -> None:
         """Set the logarithms of ``clients``, and all ratios that depend on them."""
-        slots = self.meet(clients)
-        missing = len(self.ratios) - len(self._logs)
+        slots = self.see(clients)
+        missing = len(self.trees.ratios) - len(self._logs)
         if missing > 0:
             self._logs = np.concatenate((self._logs, np.full(missing, -np.inf)))
         self._logs[slots] = logs
@@ -62,12 +62,12 @@ class LogRatioMixture(ExpertMixture):
             self._reshift()
         else:
             self._write(slots)
-            if self._vanishing():  # now, or what was lost would be so for a round
+            if self._vanishing():  # at once, or the lost ratios would be missing for a round
                 self._reshift()
         self.settle()
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go; the others keep their proportions."""
+        """Remove ``clients``; the others keep their proportions."""
         slots = self.slots_of(clients)
         self._logs[slots[slots >= 0]] = -np.inf
         super().remove(clients)
@@ -78,14 +78,14 @@ class LogRatioMixture(ExpertMixture):
         self._shift += log_factor
 
     def state(self) -> dict[str, Any]:
-        """That of a crowd, with the logarithms."""
+        """That of a mixture, with the logarithms."""
         return {**super().state(), "logs": self._logs[: self.count].copy(), "shift": self._shift}
 
     def restore(self, state: Mapping[str, Any], *, experts: int) -> None:
         """Take back what ``state`` gave."""
         shift = number(state, "shift")
-        met = array(state, "seen_clients", np.int64, (None,))
-        logs = array(state, "logs", np.float64, (len(met),))
+        seen = array(state, "seen_clients", np.int64, (None,))
+        logs = array(state, "logs", np.float64, (len(seen),))
         check("logs", logs, logs < np.inf, "finite, or -inf for no feedback")
         super().restore(state, experts=experts)
         self._logs, self._shift = logs, shift
@@ -101,23 +101,22 @@ class LogRatioMixture(ExpertMixture):
 
 
 class ReweightedPrior(LogRatioMixture):
-    r"""The prior q, mixed with q times :math:`x_m > 0`, where x is the same for all who were not met.
+    r"""The prior q, mixed with q times :math:`x_m > 0`, where x is the same for all unseen clients.
 
     .. math:: p_m = \beta\,q_m + (1-\beta)\,\frac{q_m x_m}{\sum_i q_i x_i}
 
-    These are two experts, with weights :math:`\beta` = ``share`` and :math:`1-\beta`. When clients come and
-    go, these weights follow the rule of Bayes, so that the others keep their proportions; from the next
-    ``lift`` on they are ``share`` and the rest again.
+    These are two experts, with weights :math:`\beta` = ``share`` and :math:`1-\beta`. When clients join or
+    leave, these weights follow the rule of Bayes, so that the others keep their proportions; from the next
+    ``reweight`` on they are ``share`` and the rest again.
 
-    >>> lifted = ReweightedPrior(Roster(4, None), share=0.5)
-    >>> lifted.lift(np.array([2]), np.log([5.0]))
-    >>> lifted.everybody()
+    >>> distribution = ReweightedPrior(Roster(4, None), share=0.5)
+    >>> distribution.reweight(np.array([2]), np.log([5.0]))
+    >>> distribution.everybody()
     array([0.1875, 0.1875, 0.4375, 0.1875])
     """
 
     def __init__(self, roster: Roster, *, share: float) -> None:
         super().__init__(roster, experts=2)
-        self._unmet_own = SumTree(np.zeros(0))
         self._count_unseen()
         self.share = share
         self._unseen_log = 0.0
@@ -129,47 +128,49 @@ class ReweightedPrior(LogRatioMixture):
         known = self._logs[slots] if len(self._logs) else self._unseen_log
         return np.where(slots >= 0, known, self._unseen_log)
 
-    def lift(self, clients: IntArray, logs: FloatArray, unseen_log: float = 0.0) -> None:
-        """Set the logarithms of x of ``clients``, and that of all who were not met."""
+    def reweight(self, clients: IntArray, logs: FloatArray, unseen_log: float = 0.0) -> None:
+        """Set the logarithms of x of ``clients``, and that of all unseen clients."""
         self._unseen_log = unseen_log
         self._apply_share()
-        self.note(clients, logs)
+        self.set_logs(clients, logs)
 
     def settle(self) -> None:
         """Make the second expert sum to one."""
-        self.scales[1] = self.roster.total / max(self._sum(), VANISHING)
-        self.bases[1] = self._unseen_ratio() * self.scales[1]
+        _, scales, bases = self.experts
+        scales[1] = self.roster.total / max(self._sum(), VANISHING)
+        bases[1] = self._unseen_ratio() * scales[1]
 
     def rescale(self) -> None:
         """Make the second expert sum to one; the mixture keeps its proportions."""
-        log_scale, shift = math.log(self.scales[1]), self._shift
+        log_weights, scales, _ = self.experts
+        log_scale, shift = math.log(scales[1]), self._shift
         if self._vanishing():
             self._reshift()
         self.settle()
-        log_factor = math.log(self.scales[1]) - log_scale - (self._shift - shift)
-        self.log_weights = normalise_log_weights(self.log_weights - np.array([0.0, log_factor]))
+        log_factor = math.log(scales[1]) - log_scale - (self._shift - shift)
+        log_weights[:] = normalise_log_weights(log_weights - np.array([0.0, log_factor]))
 
-    def meet(self, clients: IntArray) -> IntArray:
-        """The slots of ``clients``; those not met before get new ones."""
+    def see(self, clients: IntArray) -> IntArray:
+        """The slots of ``clients``; an unseen client gets a new one."""
         before = self.count
-        slots = super().meet(clients)
+        slots = super().see(clients)
         if self.count > before:
-            self._strike(self._ids[before : self.count])
+            self._mark_seen(self.trees.clients[before : self.count])
         return slots
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Let newcomers in, as strangers."""
-        self._unmet_own.extend(masses)
-        self._unseen = (self._unseen[0], self._unmet_own.total)
+        """Add newcomers; they are unseen."""
+        self._unseen_own.extend(masses)
+        self._unseen = Unseen(self._unseen.in_block, self._unseen_own.total)
         return super().add(masses)
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go; the others keep their proportions."""
-        self._strike(clients[self.slots_of(clients) < 0])
+        """Remove ``clients``; the others keep their proportions."""
+        self._mark_seen(clients[self.slots_of(clients) < 0])
         super().remove(clients)
 
     def state(self) -> dict[str, Any]:
-        """That of a shifted crowd, with the strangers' logarithm and the share."""
+        """That of the base class, with the logarithm of the unseen and the share."""
         return {**super().state(), "unseen_log": self._unseen_log, "share": self.share}
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 2) -> None:
@@ -181,39 +182,39 @@ class ReweightedPrior(LogRatioMixture):
 
     def _apply_share(self) -> None:
         with np.errstate(divide="ignore"):
-            self.log_weights = np.log([self.share, 1.0 - self.share])
+            self.experts.log_weights[:] = np.log([self.share, 1.0 - self.share])
 
     def _unseen_ratio(self) -> float:
-        """The second expert's ratio of all not met, before its scale; 0 once everybody is met."""
-        return math.exp(self._unseen_log - self._shift) if self.strangers else 0.0
+        """The second expert's ratio of the unseen, before its scale; 0 once everybody is seen."""
+        return math.exp(self._unseen_log - self._shift) if self.num_unseen else 0.0
 
     def _sum(self) -> float:
         """What the second expert sums to, before its scale."""
         in_block, own_mass = self._unseen
-        return float(self._nodes[-1, expert_trees.SUM, 1] + self._unseen_ratio() * (in_block + own_mass))
+        return float(self.root[expert_trees.SUM, 1] + self._unseen_ratio() * (in_block + own_mass))
 
     def _count_unseen(self) -> None:
-        """Count them anew. Their mass is no difference of sums: beside a giant nothing would be left."""
+        """Count them anew. Their mass is no difference of sums, which a very large mass would cancel."""
         roster = self.roster
-        self._unmet_own = SumTree(roster.own.values[: roster.own.size])
-        self._unseen = (roster.seats, self._unmet_own.total)
-        met = self._ids[: self.count]
-        self._strike(met[roster.present(met)])
+        self._unseen_own = SumTree(roster.own.values)
+        self._unseen = Unseen(roster.seats, self._unseen_own.total)
+        seen = self.trees.clients[: self.count]
+        self._mark_seen(seen[roster.present(seen)])
 
-    def _strike(self, clients: IntArray) -> None:
-        """Count ``clients`` as strangers no more."""
+    def _mark_seen(self, clients: IntArray) -> None:
+        """Count ``clients`` as unseen no more."""
         in_block = len(clients)
-        if self._unmet_own.size:
+        if self._unseen_own.size:
             own = clients[clients >= self.roster.block] - self.roster.block
-            self._unmet_own.set(own, np.zeros(len(own)))
+            self._unseen_own.set(own, np.zeros(len(own)))
             in_block -= len(own)
-        self._unseen = (self._unseen[0] - in_block, self._unmet_own.total)
+        self._unseen = Unseen(self._unseen.in_block - in_block, self._unseen_own.total)
 
     def _write(self, slots: IntArray) -> None:
-        lifted = np.zeros((len(slots), 2))
+        ratios = np.zeros((len(slots), 2))
         factors = np.maximum(np.exp(self._logs[slots] - self._shift), VANISHING)
-        lifted[:, 1] = np.where(self._masses[slots] > 0.0, factors, 0.0)
-        self.put(slots, lifted)
+        ratios[:, 1] = np.where(self.trees.masses[slots] > 0.0, factors, 0.0)
+        self.set_ratios(slots, ratios)
 
     def _vanishing(self) -> bool:
         return self._sum() < math.exp(-FURTHEST_LOG) * self.roster.total

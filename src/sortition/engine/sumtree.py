@@ -3,12 +3,11 @@ r"""A segment tree: sums over slots that change one at a time, and the search fo
 Every node has eight children, so that a million slots are seven levels deep and a node's children lie side
 by side in memory. A node is always recomputed from its children and never incremented: sums can't drift, and
 a tree that was rebuilt from its leaves equals, to the bit, the one that grew.
-
-The leaves are an array of their own; ``nodes`` holds the levels above, from the lowest to the root, and
-``starts[level]`` says where a level begins.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -17,6 +16,17 @@ from sortition.core.types import FloatArray, IntArray
 
 FAN = 8
 """Children of a node."""
+
+
+class TreeArrays(NamedTuple):
+    """A sum tree, as kernels take it."""
+
+    values: FloatArray
+    """The leaves, one a slot."""
+    nodes: FloatArray
+    """The levels above the leaves, from the lowest to the root."""
+    starts: IntArray
+    """Where each level of nodes begins; the last entry counts the nodes."""
 
 
 @njit(cache=True)
@@ -32,40 +42,41 @@ def level_starts(capacity: int) -> IntArray:
 
 
 @njit(cache=True)
-def _recompute(values: FloatArray, nodes: FloatArray, starts: IntArray, level: int, position: int) -> None:
+def _recompute(tree: TreeArrays, level: int, position: int) -> None:
     if level == 0:
-        children, end = values, values.size
+        children, end = tree.values, tree.values.size
         first = FAN * position
     else:
-        children, end = nodes, starts[level]
-        first = starts[level - 1] + FAN * position
+        children, end = tree.nodes, tree.starts[level]
+        first = tree.starts[level - 1] + FAN * position
     total = 0.0
     for child in range(first, min(first + FAN, end)):
         total += children[child]
-    nodes[starts[level] + position] = total
+    tree.nodes[tree.starts[level] + position] = total
 
 
 @njit(cache=True)
-def rebuild(values: FloatArray, nodes: FloatArray, starts: IntArray) -> None:
+def rebuild(tree: TreeArrays) -> None:
     """Recompute every node, the lowest level first."""
-    for level in range(starts.size - 1):
-        for position in range(starts[level + 1] - starts[level]):
-            _recompute(values, nodes, starts, level, position)
+    for level in range(tree.starts.size - 1):
+        for position in range(tree.starts[level + 1] - tree.starts[level]):
+            _recompute(tree, level, position)
 
 
 @njit(cache=True)
-def refresh(values: FloatArray, nodes: FloatArray, starts: IntArray, slots: IntArray) -> None:
+def refresh(tree: TreeArrays, slots: IntArray) -> None:
     """Recompute the nodes above ``slots``, whose values have changed."""
     for slot in slots:
         position = slot
-        for level in range(starts.size - 1):
+        for level in range(tree.starts.size - 1):
             position //= FAN
-            _recompute(values, nodes, starts, level, position)
+            _recompute(tree, level, position)
 
 
 @njit(cache=True)
-def find(values: FloatArray, nodes: FloatArray, starts: IntArray, point: float) -> int:
+def find(tree: TreeArrays, point: float) -> int:
     """The slot in which ``point`` of [0, total) falls, when the slots are laid end to end."""
+    values, nodes, starts = tree
     position = 0
     for level in range(starts.size - 3, -2, -1):
         first = FAN * position
@@ -85,8 +96,9 @@ def find(values: FloatArray, nodes: FloatArray, starts: IntArray, point: float) 
 
 
 @njit(cache=True)
-def at_least(values: FloatArray, nodes: FloatArray, starts: IntArray, threshold: float) -> IntArray:
+def at_least(tree: TreeArrays, threshold: float) -> IntArray:
     """The slots whose value is at least ``threshold`` > 0: only nodes that weigh as much are entered."""
+    values, nodes, starts = tree
     found = [0]
     for level in range(starts.size - 3, -2, -1):
         below = [0 for _ in range(0)]
@@ -98,7 +110,7 @@ def at_least(values: FloatArray, nodes: FloatArray, starts: IntArray, threshold:
                 children, offset, width = values, 0, values.size
             for child in range(first, min(first + FAN, width)):
                 if children[offset + child] >= threshold:
-                    below.append(child)  # noqa: PERF401 - numba is quicker so
+                    below.append(child)  # noqa: PERF401 - numba compiles this to faster code
         found = below
     return np.array(found, dtype=np.int64)
 
@@ -114,44 +126,51 @@ class SumTree:
     (10.0, 1)
     """
 
+    arrays: TreeArrays
+
     def __init__(self, values: FloatArray) -> None:
         self.size = len(values)
-        self.values = np.zeros(max(self.size, 1))
-        self.values[: self.size] = values
-        self._index()
+        room = np.zeros(max(self.size, 1))
+        room[: self.size] = values
+        self._build(room)
+
+    @property
+    def values(self) -> FloatArray:
+        """The value of each slot."""
+        return self.arrays.values[: self.size]
 
     @property
     def total(self) -> float:
         """The sum of all values."""
-        return float(self.nodes[-1])
+        return float(self.arrays.nodes[-1])
 
     def set(self, slots: IntArray, values: FloatArray) -> None:
         """Change the values of ``slots``."""
-        self.values[slots] = values
-        refresh(self.values, self.nodes, self.starts, slots)
+        self.arrays.values[slots] = values
+        refresh(self.arrays, slots)
 
     def extend(self, values: FloatArray) -> None:
         """Append slots; the room doubles when it runs out."""
         new = np.arange(self.size, self.size + len(values))
+        old = self.arrays.values
         self.size += len(values)
-        if self.size <= len(self.values):
+        if self.size <= len(old):
             self.set(new, values)
             return
-        room = np.zeros(max(2 * len(self.values), self.size))
-        room[: len(self.values)] = self.values
+        room = np.zeros(max(2 * len(old), self.size))
+        room[: len(old)] = old
         room[new] = values
-        self.values = room
-        self._index()
+        self._build(room)
 
     def find(self, point: float) -> int:
         """The slot in which ``point`` of [0, total) falls."""
-        return int(find(self.values, self.nodes, self.starts, point))
+        return int(find(self.arrays, point))
 
     def at_least(self, threshold: float) -> IntArray:
         """The slots whose value is at least ``threshold`` > 0."""
-        return np.asarray(at_least(self.values, self.nodes, self.starts, threshold))
+        return np.asarray(at_least(self.arrays, threshold))
 
-    def _index(self) -> None:
-        self.starts = level_starts(len(self.values))
-        self.nodes = np.zeros(self.starts[-1])
-        rebuild(self.values, self.nodes, self.starts)
+    def _build(self, values: FloatArray) -> None:
+        starts = level_starts(len(values))
+        self.arrays = TreeArrays(values, np.zeros(starts[-1]), starts)
+        rebuild(self.arrays)

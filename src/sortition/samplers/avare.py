@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
+
+from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
+from sortition.core.designs import Design
 from sortition.core.state import count
 from sortition.core.types import FloatArray
 from sortition.core.validation import number_between, positive_number
 from sortition.engine.floored import FlooredProportional
-from sortition.samplers.base import BaseSampler, Common, Config
+from sortition.samplers.base import BaseSampler
+from sortition.samplers.guard import Guard
+from sortition.samplers.privacy import NormPrivacy
 
 
 class AvareSampler(BaseSampler):
@@ -25,8 +30,7 @@ class AvareSampler(BaseSampler):
     with C = M, :math:`\delta = 1` and :math:`p_{\min} = 0`; uniform while all h are 0. The minimum is
     :math:`\max(\epsilon_t, c\,h_m)`, the same shape as the projection of Algorithm 2, which computes it.
     t counts the rounds that had feedback. C is ``floor_offset``, :math:`\delta` is ``floor_decay`` and
-    :math:`p_{\min}` is ``smallest_floor``; further keywords are those of every sampler: ``client_weights``,
-    ``design``, ``seed``, ``guard`` and ``privacy``.
+    :math:`p_{\min}` is ``smallest_floor``.
 
     >>> sampler = AvareSampler(num_clients=4, cohort_size=1)
     >>> cohort = sampler.draw()
@@ -38,27 +42,37 @@ class AvareSampler(BaseSampler):
     def __init__(
         self,
         *,
+        num_clients: int,
+        cohort_size: int,
         floor_offset: float | None = None,
         floor_decay: float = 1.0,
         smallest_floor: float = 0.0,
-        **common: Unpack[Common],
+        client_weights: ArrayLike | None = None,
+        design: Design = "with_replacement",
+        seed: int = 0,
+        guard: Guard | None = None,
+        privacy: NormPrivacy | None = None,
     ) -> None:
-        super().__init__(**common)
-        self._offset = positive_number(
-            "floor_offset", self._initial_clients if floor_offset is None else floor_offset
-        )
+        super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
+        offset = self._initial_clients if floor_offset is None else floor_offset
+        self._offset = positive_number("floor_offset", offset)
         self._decay = number_between("floor_decay", floor_decay, 0.0, 3.0)
         self._smallest_floor = number_between(
             "smallest_floor", smallest_floor, 0.0, 1.0 / self._initial_clients
         )
-        self._start_anew()
+        self.settings |= {
+            "floor_offset": self._offset,
+            "floor_decay": self._decay,
+            "smallest_floor": self._smallest_floor,
+        }
+        self._begin()
 
-    def _start_anew(self) -> None:
+    def _begin(self) -> None:
         self._distribution = self._floored = FlooredProportional(self._roster)
         self._learnt_rounds = 0
 
     def floor(self) -> float:
-        """epsilon_t of the next draw, unless clients have come or gone since the last feedback."""
+        """epsilon_t of the next draw, unless clients have joined or left since the last feedback."""
         c, third = self._offset, self._decay / 3.0
         shrinking: float = 1.0 / (c ** (1.0 - third) * (c + self._cohort_size * self._learnt_rounds) ** third)
         return min(self._smallest_floor + shrinking, 1.0 / self.num_clients)
@@ -69,14 +83,7 @@ class AvareSampler(BaseSampler):
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         self._learnt_rounds += 1
         exploration = self.floor() * self.num_clients
-        self._floored.record(cohort.clients, 0.5 * log_feedback, exploration=exploration)
-
-    def _config(self) -> Config:
-        return {
-            "floor_offset": self._offset,
-            "floor_decay": self._decay,
-            "smallest_floor": self._smallest_floor,
-        }
+        self._floored.set_heights(cohort.clients, 0.5 * log_feedback, exploration=exploration)
 
     def _state(self) -> dict[str, Any]:
         return {**self._floored.state(), "learnt_rounds": self._learnt_rounds}

@@ -1,118 +1,98 @@
-"""Samplers whose rates need a bound on the feedback, and where they take it from."""
+r"""The bound :math:`A_{\max}` on the feedback, which several samplers scale their rates by."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, FeedbackError
 from sortition.core.state import count, number
 from sortition.core.types import FloatArray
-from sortition.core.validation import client_ids, norms_of, positive_number
-from sortition.core.variance import log_feedback as log_feedback_of
-from sortition.samplers.base import BaseSampler, Common, Config
+from sortition.core.validation import positive_number
 
 FURTHEST_LOG = 3000.0
 """No feedback that is made of doubles has a logarithm further from 0."""
+LARGEST_EXPONENT = 709.0
+"""exp of more is no double."""
 
 
-class Bounded(Common, total=False):
-    """The keywords of a sampler that needs a bound on the feedback."""
+class FeedbackBound:
+    r"""A bound on :math:`a_m = \lambda_m^2 \|g_m\|^2`: given, calibrated, or the first feedback's largest.
 
-    feedback_bound: float | None
-    """A_max; the largest of the first feedback if not given."""
+    It is kept as a logarithm: norms of 1e300 make a feedback that no double can hold.
 
-
-class BoundedSampler(BaseSampler):
-    r"""Base of the samplers that need :math:`A_{\max}`, a bound on :math:`a_m = \lambda_m^2 \|g_m\|^2`.
-
-    It is given, or set by ``calibrate``, or the largest of the first feedback seen. It is kept as a
-    logarithm: norms of 1e300 make a feedback that no double can hold.
+    >>> import numpy as np
+    >>> bound = FeedbackBound(None)
+    >>> bound.value is None
+    True
+    >>> bound.known_from(np.log([1.0, 4.0])), bound.value
+    (True, 4.0)
     """
 
-    def __init__(self, *, feedback_bound: float | None = None, **common: Unpack[Common]) -> None:
-        super().__init__(**common)
-        self._given_bound = (
-            None if feedback_bound is None else positive_number("feedback_bound", feedback_bound)
-        )
-        self._log_first_bound = math.nan if self._given_bound is None else math.log(self._given_bound)
+    def __init__(self, given: float | None) -> None:
+        self.given = None if given is None else positive_number("feedback_bound", given)
+        self._log_first = math.nan if self.given is None else math.log(self.given)
+        self.begin()
 
-    def _start_anew(self) -> None:
-        self._log_bound = self._log_first_bound  # nan, if it is to be that of the first feedback
-        self._learnt_rounds = 0
+    def begin(self) -> None:
+        """Forget the feedback, but not what was given or calibrated."""
+        self.log = self._log_first  # nan: take it from the first feedback
+        self.learnt_rounds = 0  # rounds of feedback that were learnt from
 
-    def calibrate(self, norms: ArrayLike, clients: ArrayLike | None = None) -> None:
+    @property
+    def value(self) -> float | None:
+        """A_max; None before it is known, inf where no double can hold it."""
+        if math.isnan(self.log):
+            return None
+        return math.exp(self.log) if self.log < LARGEST_EXPONENT else math.inf
+
+    def calibrate(self, largest_log_feedback: float) -> None:
         r"""Set the bound from a pre-training pass, :math:`\max_{m \in S^0} a^0_m` (Section 6).
 
-        ``norms`` are those of all clients, or of ``clients``; nan for who did not respond. To be called
-        before the first feedback. With a guard, none of them counts for more than the guard's clip by these
-        norms alone. Not with ``privacy``: give ``feedback_bound`` instead, or let the first feedback decide.
+        A sampler's ``calibrate(norms, clients)`` takes the norms of all clients, or of ``clients``, with nan
+        for no reply. It must come before the first feedback. With a guard, the norms are clipped by their
+        own bound. It can't be used with ``privacy``: give ``feedback_bound``, or let the first feedback
+        decide.
 
         Deviation: the text writes :math:`\lambda_m \|g^0_m\|^2` here; the bound that its theorems ask for
         is one on :math:`a_m = \lambda_m^2 \|g_m\|^2`, and that is what we take.
         """
-        self._defences.refuse_raw_norms("calibrate")
-        if self._learnt_rounds:
+        if self.learnt_rounds:
             raise ConfigurationError(
-                f"calibrate must be called before the first feedback, got {self._learnt_rounds} rounds of it"
+                f"calibrate must come before the first feedback; there were {self.learnt_rounds} rounds of it"
             )
-        asked = (
-            np.arange(self._roster.ids)
-            if clients is None
-            else client_ids("clients", clients, self._roster.ids)
-        )
-        values = norms_of("norms", norms, len(asked), "each client asked")
-        responded = ~np.isnan(values)
-        believed = self._defences.moderated(values[responded])
-        feedback = log_feedback_of(self._weights_of(asked[responded]), believed)
-        largest = feedback.max(initial=-math.inf)
-        if largest == -math.inf:
+        if largest_log_feedback == -math.inf:
             raise FeedbackError("norms must hold at least one that is above 0, got none")
-        self._log_bound = self._log_first_bound = float(largest)
+        self.log = self._log_first = largest_log_feedback
 
-    @property
-    def feedback_bound(self) -> float | None:
-        """A_max, or None before it is known (inf where no double can hold it)."""
-        if math.isnan(self._log_bound):
-            return None
-        return math.exp(self._log_bound) if self._log_bound < 709.0 else math.inf
+    def known_from(self, log_feedback: FloatArray) -> bool:
+        """Whether the bound is known, by this feedback at the latest; not if all of it is 0."""
+        if math.isnan(self.log):
+            largest = float(log_feedback.max())
+            if largest == -math.inf:
+                return False
+            self.log = largest
+        return True
 
-    @abstractmethod
-    def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        """Take in feedback, the bound being known."""
+    def rescale(self, weight_factor: float) -> None:
+        """Every lambda was multiplied by ``weight_factor``: the feedback goes with its square."""
+        self.log += 2.0 * math.log(weight_factor)
+        self._log_first += 2.0 * math.log(weight_factor)
 
-    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        if math.isnan(self._log_bound):
-            if log_feedback.max() == -math.inf:
-                return  # zeros alone: no bound to be had, and no step to take
-            self._log_bound = float(log_feedback.max())
-        self._learn_bounded(cohort, log_feedback)
-        self._learnt_rounds += 1
-
-    def _membership_changed(self, weight_factor: float) -> None:
-        self._log_bound += 2.0 * math.log(weight_factor)  # the feedback goes with lambda squared
-        self._log_first_bound += 2.0 * math.log(weight_factor)
-
-    def _config(self) -> Config:
-        return {"feedback_bound": "from feedback" if self._given_bound is None else self._given_bound}
-
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """All that it holds."""
         return {
-            "log_feedback_bound": self._log_bound,
-            "log_first_bound": self._log_first_bound,
-            "learnt_rounds": self._learnt_rounds,
+            "log_feedback_bound": self.log,
+            "log_first_bound": self._log_first,
+            "learnt_rounds": self.learnt_rounds,
         }
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        given = self._given_bound is not None
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state`` gave."""
+        given = self.given is not None
         first = number(state, "log_first_bound", least=-FURTHEST_LOG, most=FURTHEST_LOG, nan=not given)
         known = not math.isnan(first)
-        bound = number(state, "log_feedback_bound", least=-FURTHEST_LOG, most=FURTHEST_LOG, nan=not known)
-        self._learnt_rounds = count(state, "learnt_rounds")
-        self._log_bound, self._log_first_bound = bound, first
+        log = number(state, "log_feedback_bound", least=-FURTHEST_LOG, most=FURTHEST_LOG, nan=not known)
+        self.learnt_rounds = count(state, "learnt_rounds")
+        self.log, self._log_first = log, first

@@ -1,24 +1,24 @@
 r"""Defences against clients that lie about their norms; ``docs/hostile-clients.md`` derives the bounds.
 
-*Clip.* A norm counts for at most B(``clip_factor``, ``fence``), a robust bound by the norms of late: see
-``outliers.py`` and ``yardstick.py``. The first ``trial_replies`` are too few to judge anybody by: they are
-believed, and when there are more, judged, once; if lies were among them, all is learnt again without.
+*Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms
+(``bounds_of``). The first ``trial_replies`` are too few to judge by. They are believed at first, and judged
+once when there are more; if lies were among them, everything is learnt again with the lies clipped.
 
-*Share.* Outliers, clients with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``) of late,
-hold together at most ``outliers_share`` of the distribution; or what they may well hold if the norms are
-log-normal, or their part of all client weights, if that is more. Those with the highest ratio to their
-weights are cut down first.
+*Share.* An outlier is a client with a recent norm above the lower bound B(``outlier_factor``,
+``outlier_fence``). All outliers together hold at most ``outliers_share`` of the distribution; more is allowed
+only up to what they would hold if the norms were log-normal, or up to their part of all client weights. The
+highest ratios of probability to weight are cut first.
 
-*Rise.* Between two draws, reports raise the probability of their sender by at most ``largest_rise``; what
-they ask for beyond that it gets in the following rounds, another such factor in each, heard again or not.
+*Rise.* Between two draws, a client's reports raise its probability by at most the factor ``largest_rise``.
+If the reports ask for more, it rises by another such factor in each following round, heard again or not.
 
-*Cap.* Nobody's probability exceeds ``largest_probability``.
+*Cap.* No probability exceeds ``largest_probability``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,19 +30,20 @@ from sortition.core.state import array, check, count, number
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import fraction, positive_number, whole_number
 from sortition.engine.capped import Capped
+from sortition.engine.clients import Roster
 from sortition.engine.drawing import Distribution
 
 FACTORS = ("clip_factor", "largest_rise", "outlier_factor")
 LONGEST_TRIAL = 5000
-"""Older norms are forgotten: a longer trial would be judged by others than its own."""
+"""Older norms are forgotten: with a longer trial the first replies would be judged by later ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Which defences a sampler has: see ``samplers/guard.py``. ``guard=None`` is the paper to the letter.
+    """The defences of a sampler: see the top of this file. ``guard=None`` is the paper to the letter.
 
-    ``Guard(outliers_share=0.2, clip_factor=20)`` leaves liars less, and costs federations with a few honest
-    clients of very large norms more: ``docs/hostile-clients.md`` has the figures.
+    ``Guard(outliers_share=0.2, clip_factor=20)`` leaves less to liars, and costs more where a few honest
+    clients have very large norms: ``docs/hostile-clients.md`` has the figures.
     """
 
     clip_factor: float = 100.0
@@ -61,33 +62,33 @@ class Guard:
             **{n: fraction(n, getattr(self, n)) for n in ("largest_probability", "outliers_share")},
             "trial_replies": whole_number("trial_replies", self.trial_replies, least=0, most=LONGEST_TRIAL),
         }
-        for name, number in numbers.items():
-            object.__setattr__(self, name, number)  # 100 and 100.0 are one setting
+        for name, value in numbers.items():
+            object.__setattr__(self, name, value)  # 100 and 100.0 are one setting
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A client whose norms hit the clip."""
+    """A client whose norms were clipped."""
 
     client: int
     hits: int
     """How many of its reports were clipped."""
     largest_excess: float
-    """How many times the bound the worst of them was (inf where no double can hold it)."""
+    """The largest of them, as a multiple of the bound (inf where no double can hold it)."""
 
 
 FEW = 20
-"""With fewer norms the third quartile is taken, else the ninth decile."""
+"""With fewer norms than this the high quantile is the third quartile, otherwise the ninth decile."""
 THIRD_QUARTILE = (0.75, 0.6744897501960817)
 NINTH_DECILE = (0.9, 1.2815515655446004)
 """The level of the high quantile, and where the standard normal distribution has it."""
 UNCERTAINTY = 1.25
-"""The deviation is at most so many times what quantiles say: with a hundred clients, in 92 of 100 cases."""
+"""The deviation is at most this multiple of what quantiles say: in 92% of cases with a hundred clients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fences:
-    """The factors and the fences of the two bounds: who is an outlier, and what a norm counts for."""
+    """The factors and the fences of the two bounds: that of outliers, and that of the clip."""
 
     outlier_factor: float
     outlier_fence: float
@@ -97,12 +98,12 @@ class Fences:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the norms of late say; the bounds are logarithms."""
+    """What recent norms say; the bounds are logarithms."""
 
     outlier: float
     clip: float
     expected_share: float
-    r"""What clients above ``outlier`` may well hold of the best distribution if the norms are log-normal.
+    r"""What clients above ``outlier`` hold of the best distribution if the norms are log-normal.
 
     With s the deviation of their logarithms, those that exceed the median by x hold :math:`\Phi(s - x/s)`.
     """
@@ -111,9 +112,9 @@ class Bounds:
 def bounds_of(logs: FloatArray, weights: FloatArray, fences: Fences) -> Bounds:
     """The bounds by the logarithms of norms and their weights, and by the logarithms alone.
 
-    The smaller ones count. By the weights, those of ``yardstick.py``, whoever is drawn often counts no more
-    than the others; but a client that is hardly ever drawn then counts for many, and that must not decide
-    either.
+    The smaller bounds count. With weights, those of ``NormWindow``, a client that is drawn often counts no
+    more than the others; but then a client that is hardly ever drawn counts for many. Neither may decide
+    alone.
 
     >>> fences = Fences(outlier_factor=3, outlier_fence=1, clip_factor=10, clip_fence=2)
     >>> found = bounds_of(np.log(np.full(9, 2.0)), np.ones(9), fences)
@@ -134,7 +135,7 @@ def all_ordinary(largest: float, logs: FloatArray, weights: FloatArray, factor: 
 
 
 def level_for(count: int) -> tuple[float, float]:
-    """Which high quantile so many norms allow."""
+    """The high quantile that ``count`` norms allow: its level, and its place in the standard normal."""
     return THIRD_QUARTILE if count < FEW else NINTH_DECILE
 
 
@@ -197,22 +198,22 @@ def _bounds_by(logs: FloatArray, weights: FloatArray, fences: Fences) -> Bounds:
 
 
 REMEMBERED = 500
-"""So many clients are remembered at most: those who replied last."""
+"""At most this many clients are remembered: those that replied last."""
 OUTDATED = 5000
-"""What a client said is forgotten after so many more replies of others."""
+"""A client's norm is forgotten after this many more replies of others."""
 
 LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 LARGEST_LOG = math.log(np.finfo(float).max)
 
 
 class NormWindow:
-    r"""The last norm of each of the clients who replied last, and the bounds that follow from them.
+    r"""The last norm of each client that replied recently, and the bounds that follow from them.
 
-    Norms of zero are no yardstick: they say nothing about how large a norm may be, and are passed over here.
+    Norms of zero say nothing about how large a norm may be, and are left out.
 
-    Where there are more clients than can be remembered, those who are drawn often are more likely to be among
-    them: a client that a reply came from with probability r is among T of them with about min(1, r T), and
-    counts for the inverse.
+    If there are more clients than can be remembered, those drawn often are more likely to be in the window: a
+    client that sends a reply with probability r is among the last T with about min(1, r T), and counts for
+    the inverse.
     """
 
     def __init__(self, fences: Fences) -> None:
@@ -220,9 +221,9 @@ class NormWindow:
         self._clients = np.zeros(0, dtype=np.int64)  # in the order of their last replies
         self._logs = np.zeros(0)  # of their norms
         self._rates = np.zeros(0)  # how likely a reply was to be theirs
-        self._before = np.zeros(0, dtype=np.int64)  # so many replies there had been before
+        self._before = np.zeros(0, dtype=np.int64)  # reply count when each norm was stored
         self.replies = 0
-        """How many there were, all told."""
+        """How many replies above zero there were in all."""
         self._bounds: Bounds | None = None  # once somebody asked
 
     def __len__(self) -> int:
@@ -230,28 +231,28 @@ class NormWindow:
 
     @property
     def bounds(self) -> Bounds:
-        """What the norms of late say; there must be one."""
+        """The bounds by the norms in the window; there must be one."""
         if self._bounds is None:
             self._bounds = bounds_of(self._logs, self._weights(), self._fences)
         return self._bounds
 
     @property
     def norm_bound(self) -> float:
-        """What a norm may be; inf where there is nothing to judge it by."""
+        """Larger norms are clipped; inf while the window is empty."""
         return math.exp(min(self.bounds.clip, LARGEST_LOG)) if len(self) else math.inf
 
     @property
     def median(self) -> float:
-        """The lower one; there must be a norm."""
+        """The lower median; there must be a norm."""
         return math.exp(np.sort(self._logs)[(len(self) - 1) // 2])
 
     @property
     def expected_share(self) -> float:
-        """What outliers may well hold if the norms are log-normal; 0 where nothing is known."""
+        """What outliers hold if the norms are log-normal; 0 while nothing is known."""
         return self.bounds.expected_share if len(self) else 0.0
 
     def remember(self, cohort: Cohort, norms: FloatArray) -> None:
-        """Take in the replies of a cohort."""
+        """Store the replies of a cohort."""
         above_zero = norms > 0.0
         if not above_zero.any():
             return
@@ -272,7 +273,7 @@ class NormWindow:
         self._bounds = None
 
     def outliers(self, cohort: Cohort, norms: FloatArray) -> IntArray:
-        """Whose norm is above the outliers' bound, ascending: of those remembered and of a cohort."""
+        """The clients above the outliers' bound, ascending: of the window and of a cohort."""
         largest = max(float(norms.max()), math.exp(min(self._logs.max(initial=-math.inf), LARGEST_LOG)))
         factor = min(self._fences.outlier_factor, self._fences.clip_factor)
         if largest == 0.0 or all_ordinary(math.log(largest), self._logs, self._weights(), factor):
@@ -281,7 +282,7 @@ class NormWindow:
         return np.union1d(cohort.clients[above], self._clients[self._logs > self.bounds.outlier])
 
     def forget(self, clients: IntArray) -> None:
-        """What ``clients`` (ascending) said does not count any more."""
+        """Drop the norms of ``clients`` (ascending)."""
         self._keep(~among(self._clients, clients))
 
     def _weights(self) -> FloatArray:
@@ -299,35 +300,34 @@ class NormWindow:
         }
 
     def restored(self, state: Mapping[str, Any]) -> NormWindow:
-        """A yardstick with the memory of ``state``."""
-        yardstick = NormWindow(self._fences)
-        yardstick._clients = array(state, "guard.clients", np.int64, (None,))
-        shape = (len(yardstick._clients),)
-        yardstick._logs = array(state, "guard.logs", np.float64, shape)
-        yardstick._rates = array(state, "guard.rates", np.float64, shape)
-        yardstick._before = array(state, "guard.before", np.int64, shape)
-        yardstick.replies = count(state, "guard.replies")
-        logs, before, clients = yardstick._logs, yardstick._before, yardstick._clients
+        """A window with the content of ``state``."""
+        window = NormWindow(self._fences)
+        window._clients = array(state, "guard.clients", np.int64, (None,))
+        shape = (len(window._clients),)
+        window._logs = array(state, "guard.logs", np.float64, shape)
+        window._rates = array(state, "guard.rates", np.float64, shape)
+        window._before = array(state, "guard.before", np.int64, shape)
+        window.replies = count(state, "guard.replies")
+        logs, before, clients = window._logs, window._before, window._clients
         check("guard.logs", logs, np.abs(logs) <= -LOWEST_LOG, "logarithms of doubles")
-        in_order = (np.diff(before, prepend=0) >= 0) & (before < yardstick.replies)
-        check("guard.before", before, in_order, f"ascending and below {yardstick.replies}")
+        in_order = (np.diff(before, prepend=0) >= 0) & (before < window.replies)
+        check("guard.before", before, in_order, f"ascending and below {window.replies}")
         if len(np.unique(clients)) < len(clients) or (clients < 0).any():
-            raise StateError("state must hold 'guard.clients', different ones, none negative, got others")
-        rates = yardstick._rates
+            raise StateError("state has 'guard.clients' that are negative, or one of them twice")
+        rates = window._rates
         check("guard.rates", rates, (rates > 0.0) & np.isfinite(rates), "finite and above 0")
-        return yardstick
+        return window
 
 
 Replies = list[tuple[Cohort, FloatArray]]
-"""Cohorts and the norms of those who replied."""
-
+"""Cohorts and the norms of the clients that replied."""
 
 LONGEST = 20
-"""A trial ends after so many times the replies that it needs, if nearly all of them are zero."""
+"""The first replies end after this multiple of ``trial_replies``, if nearly all of them are zero."""
 
 
-class Trial:
-    """The replies of the first cohorts, as they came: as long as no more than ``limit`` are above zero."""
+class FirstReplies:
+    """The replies of the first cohorts, as they came, as long as no more than ``limit`` are above zero."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -336,23 +336,23 @@ class Trial:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are too few replies to judge anybody by."""
+        """Whether there are too few replies to judge by."""
         heard, above_zero = self._heard.tolist()
         return bool(above_zero <= self._limit and heard <= LONGEST * self._limit)
 
     @property
     def above_zero(self) -> int:
-        """How many norms above zero there were, all told."""
+        """How many norms above zero there were in all."""
         return int(self._heard[1])
 
     def hear(self, cohort: Cohort, norms: FloatArray) -> None:
-        """Keep what a cohort replied, unless that is enough."""
+        """Keep the replies of a cohort, unless there are enough."""
         self._heard += np.array([len(norms), np.count_nonzero(norms)])
         if self.is_open:
             self._replies.append((cohort, norms.copy()))
 
     def end(self) -> Replies:
-        """When the trial is over: all that was kept, once."""
+        """When there are enough replies: all that were kept, once."""
         if self.is_open:
             return []
         replies, self._replies = self._replies, []
@@ -369,107 +369,103 @@ class Trial:
             "trial.told": _joined([(c.probabilities, c.weights, norms) for c, norms in self._replies], 3),
         }
 
-    def restored(self, state: Mapping[str, Any], ids: int) -> Trial:
-        """A trial with the memory of ``state``, of a sampler with so many ids."""
-        trial = Trial(self._limit)
+    def restored(self, state: Mapping[str, Any], ids: int) -> FirstReplies:
+        """The first replies of ``state``, from a sampler with ``ids`` client ids."""
+        replies = FirstReplies(self._limit)
         heard = array(state, "trial.heard", np.int64, (2,))
         sizes = array(state, "trial.sizes", np.int64, (None, 3))
         drawn = array(state, "trial.drawn", np.int64, (2, None))
         told = array(state, "trial.told", np.float64, (3, drawn.shape[1]))
         check("trial.told", told, (told >= 0.0) & np.isfinite(told), "finite and not negative")
-        check("trial.told", told[:2], told[:2] > 0.0, "above 0, but for norms")
+        check("trial.told", told[:2], told[:2] > 0.0, "above 0 (norms may be 0)")
         check("trial.drawn", drawn[0], (drawn[0] >= 0) & (drawn[0] < ids), f"from 0 to {ids - 1}")
-        check("trial.drawn", drawn[1], drawn[1] > 0, "above 0, but for clients")
+        check("trial.drawn", drawn[1], drawn[1] > 0, "above 0")
         check("trial.sizes", sizes, sizes >= (0, 1, 0), "not negative")
         if sizes[:, 2].sum() != drawn.shape[1]:
-            raise StateError("state must hold 'trial.sizes' and 'trial.drawn' that agree, got others")
+            raise StateError("state has 'trial.sizes' that disagree with 'trial.drawn'")
         start = 0
         for round_index, cohort_size, length in sizes.tolist():
             part = slice(start, start + length)
             clients, counts = drawn[:, part]
             probabilities, weights, norms = told[:, part]
             if len(np.unique(clients)) < length:
-                raise StateError(f"state must hold 'trial.drawn', each client once a round, got {clients}")
-            trial.hear(Cohort(round_index, cohort_size, clients, counts, probabilities, weights), norms)
+                raise StateError(f"state has 'trial.drawn' with a client twice in one round: {clients}")
+            replies.hear(Cohort(round_index, cohort_size, clients, counts, probabilities, weights), norms)
             start += length
-        kept, trial._heard = trial._heard, heard
-        if not np.array_equal(kept, heard if trial.is_open else (0, 0)):
-            raise StateError(
-                f"state must hold all replies on trial and no others, got {kept} where {heard} were heard"
-            )
-        return trial
+        kept, replies._heard = replies._heard, heard
+        if not np.array_equal(kept, heard if replies.is_open else (0, 0)):
+            raise StateError(f"state has {kept} replies on trial, but 'trial.heard' says {heard}")
+        return replies
 
 
 def _joined(rows: list[Any], width: int = 2) -> FloatArray:
-    """One array of so many rows, cohort after cohort."""
+    """One array with ``width`` rows, cohort after cohort."""
     return np.concatenate([np.zeros((width, 0)), *(np.array(row, dtype=np.float64) for row in rows)], axis=1)
 
 
-WeightsOf = Callable[[IntArray], FloatArray]
-"""Tells the client weights of ids."""
 BELIEVED = 1e18
-"""A reply on trial counts for at most so many times the bound."""
+"""A reply on trial is clipped at this multiple of the bound."""
 FORGIVEN = 5
-"""After so many replies in a row that are not, a client is no outlier any more."""
+"""After this many ordinary replies in a row, an outlier is one no more."""
 MANY = 1000
 """More outliers than this are not summed up at every feedback."""
 
 
 class GuardState:
-    """The defences of ``guard.py``, for one sampler."""
+    """What the guard of one sampler remembers: the four rules at work."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self._fences = Fences(guard.outlier_factor, guard.outlier_fence, guard.clip_factor, guard.fence)
-        self._yardstick = NormWindow(self._fences)
-        self._trial = Trial(guard.trial_replies)
+        self._window = NormWindow(self._fences)
+        self._first_replies = FirstReplies(guard.trial_replies)
         self._hits: dict[int, tuple[int, float]] = {}
         self._outliers = np.zeros(0, dtype=np.int64)  # clients whose norm was above the bound, ascending
         self._calm = np.zeros(0, dtype=np.int64)  # how often each has replied below it since
-        self._outlying = 0.0  # such a part of the last cohort they were
-        self._put_off = 0  # for so many feedbacks many outliers need not be summed up
-        self._draws = 0  # so many there had been at the last feedback
+        self._outlying = 0.0  # their part of the last cohort
+        self._put_off = 0  # feedbacks until many outliers are summed up again
+        self._draws = 0  # rounds drawn at the last feedback
         self._limited = np.zeros(0, dtype=np.int64)  # held before the last draw or heard since, ascending
-        self._limits = np.zeros(0)  # what they may have until the next draw
-        self._held = np.zeros(0, dtype=np.int64)  # those of them who would have more
+        self._limits = np.zeros(0)  # the most that they may have until the next draw
+        self._held = np.zeros(0, dtype=np.int64)  # those of them that would have more
         self._ceilings = np.zeros(0)
 
     # The clip ----------------------------------------------------------------------------------------
 
     @property
     def norm_bound(self) -> float:
-        """What a norm may be; inf before there is one above zero.
+        """Larger norms are clipped; inf before there is a norm above zero.
 
-        While the first replies are on trial, no more than ``clip_factor`` times the median: few of them are
-        enough to be a tenth of those heard, and none would be too much for the model.
+        While the first replies are on trial it is at most ``clip_factor`` times the median, since a few lies
+        can then be a tenth of all norms.
         """
-        if self._trial.is_open and len(self._yardstick):
-            return min(self._yardstick.norm_bound, self.guard.clip_factor * self._yardstick.median)
-        return self._yardstick.norm_bound
+        if self._first_replies.is_open and len(self._window):
+            return min(self._window.norm_bound, self.guard.clip_factor * self._window.median)
+        return self._window.norm_bound
 
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        """The norms as they may count; whoever is above the bounds is remembered."""
-        self._yardstick.remember(cohort, norms)
+        """The norms, clipped; clients above the bounds are remembered."""
+        self._window.remember(cohort, norms)
         anybody = self._note_outliers(cohort, norms)
-        self._trial.hear(cohort, norms)
-        if self._trial.is_open:
-            return np.minimum(norms, min(self._yardstick.norm_bound * BELIEVED, np.finfo(float).max))
+        self._first_replies.hear(cohort, norms)
+        if self._first_replies.is_open:
+            return np.minimum(norms, min(self._window.norm_bound * BELIEVED, np.finfo(float).max))
         return self._clipped(cohort, norms) if anybody else norms
 
     @property
     def on_trial(self) -> bool:
-        """Whether there are too few replies to judge anybody by."""
-        return self._trial.is_open
+        """Whether there are too few replies to judge by."""
+        return self._first_replies.is_open
 
-    def judge_trial(self) -> Replies:
-        """When the trial is over: its replies as they may count, if any of them was a lie; else nothing."""
-        replies, bound = self._trial.end(), self._yardstick.norm_bound
+    def judge_first_replies(self) -> Replies:
+        """When there are enough to judge by, once: the first replies, clipped, if any was above the bound."""
+        replies, bound = self._first_replies.end(), self._window.norm_bound
         if not any(np.any(norms > bound) for _, norms in replies):
             return []
         return [(cohort, self._clipped(cohort, norms)) for cohort, norms in replies]
 
     def _clipped(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        bound = self._yardstick.norm_bound
+        bound = self._window.norm_bound
         caught = norms > bound
         if not caught.any():
             return norms
@@ -478,8 +474,8 @@ class GuardState:
             self._hits[client] = (hits + 1, max(worst, math.log(norm) - math.log(bound)))
         return np.minimum(norms, bound)
 
-    def moderate(self, norms: FloatArray) -> FloatArray:
-        """``norms`` clipped by themselves alone, without being remembered."""
+    def clip_alone(self, norms: FloatArray) -> FloatArray:
+        """``norms``, clipped by their own bound; nothing is remembered."""
         logs = np.log(norms[norms > 0.0])
         if not len(logs):
             return norms
@@ -488,11 +484,11 @@ class GuardState:
         )
 
     def _note_outliers(self, cohort: Cohort, norms: FloatArray) -> bool:
-        """Whoever was above the bound when last heard is an outlier, until it was below often enough.
+        """A client above the outliers' bound is an outlier until it was below often enough.
 
-        Says whether anybody was: whoever is above the clip is.
+        Returns whether anybody is above that bound now; every client above the clip is.
         """
-        found = self._yardstick.outliers(cohort, norms)
+        found = self._window.outliers(cohort, norms)
         self._outlying = 0.0
         if not len(found) and not len(self._outliers):
             return False
@@ -507,7 +503,7 @@ class GuardState:
         return len(found) > 0
 
     def suspects(self) -> list[Suspect]:
-        """The clients that hit the clip, the most frequent first."""
+        """The clients whose norms were clipped, the most frequent first."""
         found = [
             Suspect(client, hits, math.exp(worst) if worst < LARGEST_LOG else math.inf)
             for client, (hits, worst) in self._hits.items()
@@ -516,24 +512,26 @@ class GuardState:
 
     # The ceilings ------------------------------------------------------------------------------------
 
-    def over(self, distribution: Distribution, num_clients: int, weights_of: WeightsOf) -> Distribution:
-        """What to draw from instead of ``distribution``; itself, where nobody is held down."""
+    def apply_ceilings(
+        self, distribution: Distribution, num_clients: int, client_weights: Roster
+    ) -> Distribution:
+        """``distribution`` under all ceilings; itself, if no client has one."""
         cap = max(self.guard.largest_probability, 1.0 / num_clients)
-        clients, ceilings = self._all_ceilings(distribution, weights_of)
+        clients, ceilings = self._all_ceilings(distribution, client_weights)
         if cap == 1.0 and not len(clients):
             return distribution
         return Capped(distribution, clients, ceilings, cap)
 
-    def hold(
+    def limit_rise(
         self,
         clients: IntArray,
         before: FloatArray,
         distribution: Distribution,
         num_clients: int,
-        weights_of: WeightsOf,
+        client_weights: Roster,
         draws: int,
     ) -> None:
-        """After ``clients``, who had the probabilities ``before``, were learnt from: limit their rise.
+        """Limit the rise of ``clients``, which had the probabilities ``before`` the sampler learnt from them.
 
         Ceilings go up with the first feedback after a draw (there were ``draws`` of them), and then stay.
         """
@@ -544,23 +542,23 @@ class GuardState:
             self._limited, self._limits = self._held, np.minimum(rise * self._ceilings, 1.0)
         self._limit(clients, np.minimum(rise * before, 1.0))
         if not len(self._held):
-            shown = self.over(distribution, num_clients, weights_of)
-            if not np.any(shown.look_up(self._limited) > self._limits):
+            effective = self.apply_ceilings(distribution, num_clients, client_weights)
+            if not np.any(effective.look_up(self._limited) > self._limits):
                 return
         self._held, self._ceilings = self._limited, self._limits
-        shown = self.over(distribution, num_clients, weights_of)
-        scale = shown.scale if isinstance(shown, Capped) else 1.0
+        effective = self.apply_ceilings(distribution, num_clients, client_weights)
+        scale = effective.scale if isinstance(effective, Capped) else 1.0
         binding = scale * distribution.look_up(self._held) > self._ceilings
         self._held, self._ceilings = self._held[binding], self._ceilings[binding]
 
     def rescale(self, factor: float) -> None:
-        """Clients came or left, and everybody's probability was multiplied by ``factor``: ceilings too."""
+        """Clients joined or left and all probabilities were multiplied by ``factor``: so are the ceilings."""
         self._ceilings = np.minimum(factor * self._ceilings, 1.0)
         self._limits = np.minimum(factor * self._limits, 1.0)
 
     def forget(self, clients: IntArray) -> None:
-        """``clients`` (ascending) have left, and hold nobody down any more."""
-        self._yardstick.forget(clients)
+        """``clients`` (ascending) have left; drop all that is remembered of them."""
+        self._window.forget(clients)
         stay = ~among(self._outliers, clients)
         self._outliers, self._calm = self._outliers[stay], self._calm[stay]
         stay = ~among(self._limited, clients)
@@ -569,7 +567,7 @@ class GuardState:
         self._held, self._ceilings = self._held[stay], self._ceilings[stay]
 
     def _limit(self, clients: IntArray, limits: FloatArray) -> None:
-        """Who has a limit already keeps it, if it is the lower one."""
+        """Set limits; a client that has a lower one keeps it."""
         if not len(self._limited):
             order = np.argsort(clients)
             self._limited, self._limits = clients[order], limits[order]
@@ -580,38 +578,40 @@ class GuardState:
         self._limited, first = np.unique(everybody[order], return_index=True)
         self._limits = limits[order][first]
 
-    def _all_ceilings(self, distribution: Distribution, weights_of: WeightsOf) -> tuple[IntArray, FloatArray]:
-        """Whose probability is limited, ascending, and by what: their rise, or the outliers' share."""
-        crowd = self._outliers
-        if not len(crowd) or self.guard.outliers_share == 1.0 or self._few_outlying_replies():
+    def _all_ceilings(
+        self, distribution: Distribution, client_weights: Roster
+    ) -> tuple[IntArray, FloatArray]:
+        """The clients with a ceiling, ascending, and their ceilings: for the rise or the outliers' share."""
+        outliers = self._outliers
+        if not len(outliers) or self.guard.outliers_share == 1.0 or self._few_outlying_replies():
             return self._held, self._ceilings
-        p = distribution.look_up(crowd)
+        p = distribution.look_up(outliers)
         if float(p.sum()) <= self.guard.outliers_share:
             return self._held, self._ceilings
-        weights = weights_of(crowd)
-        counting = weights > 0.0  # of the others nothing is learnt
-        crowd, p, weights = crowd[counting], p[counting], weights[counting]
-        share = max(self.guard.outliers_share, self._yardstick.expected_share, float(weights.sum()))
+        weights = client_weights.shares(outliers)
+        counting = weights > 0.0  # nothing is learnt of the others
+        outliers, p, weights = outliers[counting], p[counting], weights[counting]
+        share = max(self.guard.outliers_share, self._window.expected_share, float(weights.sum()))
         if float(p.sum()) <= share:
             return self._held, self._ceilings
         ceilings = levelled(p, weights, share)
         if not len(self._held):
-            return crowd, ceilings
-        everybody = np.union1d(self._held, crowd)
+            return outliers, ceilings
+        everybody = np.union1d(self._held, outliers)
         limits = np.full(len(everybody), np.inf)
         limits[np.searchsorted(everybody, self._held)] = self._ceilings
-        places = np.searchsorted(everybody, crowd)
+        places = np.searchsorted(everybody, outliers)
         limits[places] = np.minimum(limits[places], ceilings)
         return everybody, limits
 
     def _few_outlying_replies(self) -> bool:
-        """Whether many outliers had little at the last count, and were a small part of the last cohort."""
+        """Whether many outliers held little at the last sum, and were a small part of the last cohort."""
         if len(self._outliers) <= MANY or not self._put_off:
             return False
         return self._outlying < 0.5 * self.guard.outliers_share
 
     def _put_off_summing_up(self, distribution: Distribution) -> None:
-        """At a feedback: if n > MANY outliers hold little, they need not be summed up for n / MANY more."""
+        """If n > MANY outliers hold little, they are not summed up for the next n / MANY feedbacks."""
         if self._put_off:
             self._put_off -= 1
         elif len(self._outliers) > MANY:
@@ -624,8 +624,8 @@ class GuardState:
     def state(self) -> dict[str, Any]:
         """All that the guard remembers."""
         return {
-            **self._yardstick.state(),
-            **self._trial.state(),
+            **self._window.state(),
+            **self._first_replies.state(),
             "guard.suspects": np.array(list(self._hits), dtype=np.int64),
             "guard.hits": np.array([hits for hits, _ in self._hits.values()], dtype=np.int64),
             "guard.excesses": np.array([worst for _, worst in self._hits.values()], dtype=np.float64),
@@ -641,38 +641,39 @@ class GuardState:
         }
 
     def restored(self, state: Mapping[str, Any], ids: int) -> GuardState:
-        """A watch with the memory of ``state``, of a sampler with so many ids."""
-        watch = GuardState(self.guard)
-        watch._yardstick, watch._trial = self._yardstick.restored(state), self._trial.restored(state, ids)
-        if watch._trial.above_zero != watch._yardstick.replies:
+        """The guard's memory out of ``state``, from a sampler with ``ids`` client ids."""
+        guard = GuardState(self.guard)
+        guard._window = self._window.restored(state)
+        guard._first_replies = self._first_replies.restored(state, ids)
+        if guard._first_replies.above_zero != guard._window.replies:
             raise StateError(
-                f"state must hold 'guard.replies' that agree with 'trial.heard', {watch._trial.above_zero}, "
-                f"got {watch._yardstick.replies}"
+                f"state has 'guard.replies' = {guard._window.replies}, but 'trial.heard' says "
+                f"{guard._first_replies.above_zero}"
             )
         suspects = array(state, "guard.suspects", np.int64, (None,))
         hits = array(state, "guard.hits", np.int64, (len(suspects),))
         worst = array(state, "guard.excesses", np.float64, (len(suspects),))
-        watch._hits = dict(
+        guard._hits = dict(
             zip(suspects.tolist(), zip(hits.tolist(), worst.tolist(), strict=True), strict=True)
         )
-        watch._outliers = array(state, "guard.outliers", np.int64, (None,))
-        watch._calm = array(state, "guard.calm", np.int64, (len(watch._outliers),))
-        watch._outlying = number(state, "guard.outlying", least=0.0, most=1.0)
-        watch._put_off, watch._draws = count(state, "guard.put_off"), count(state, "guard.draws")
-        watch._limited = array(state, "guard.limited", np.int64, (None,))
-        watch._limits = array(state, "guard.limits", np.float64, (len(watch._limited),))
-        watch._held = array(state, "guard.held", np.int64, (None,))
-        watch._ceilings = array(state, "guard.ceilings", np.float64, (len(watch._held),))
-        for name, values in (("guard.limits", watch._limits), ("guard.ceilings", watch._ceilings)):
+        guard._outliers = array(state, "guard.outliers", np.int64, (None,))
+        guard._calm = array(state, "guard.calm", np.int64, (len(guard._outliers),))
+        guard._outlying = number(state, "guard.outlying", least=0.0, most=1.0)
+        guard._put_off, guard._draws = count(state, "guard.put_off"), count(state, "guard.draws")
+        guard._limited = array(state, "guard.limited", np.int64, (None,))
+        guard._limits = array(state, "guard.limits", np.float64, (len(guard._limited),))
+        guard._held = array(state, "guard.held", np.int64, (None,))
+        guard._ceilings = array(state, "guard.ceilings", np.float64, (len(guard._held),))
+        for name, values in (("guard.limits", guard._limits), ("guard.ceilings", guard._ceilings)):
             check(name, values, (values >= 0.0) & (values <= 1.0), "from 0 to 1")
         for name, clients in (
-            ("guard.outliers", watch._outliers),
-            ("guard.limited", watch._limited),
-            ("guard.held", watch._held),
+            ("guard.outliers", guard._outliers),
+            ("guard.limited", guard._limited),
+            ("guard.held", guard._held),
         ):
             right = (np.diff(clients, prepend=-1) > 0) & (clients < ids)
             check(name, clients, right, f"ascending, from 0 to {ids - 1}")
         check("guard.hits", hits, hits > 0, "above 0")
         check("guard.excesses", worst, (worst >= 0.0) & np.isfinite(worst), "finite and not negative")
-        check("guard.calm", watch._calm, (watch._calm >= 0) & (watch._calm < FORGIVEN), f"below {FORGIVEN}")
-        return watch
+        check("guard.calm", guard._calm, (guard._calm >= 0) & (guard._calm < FORGIVEN), f"below {FORGIVEN}")
+        return guard

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.designs import inclusion_probabilities
-from sortition.core.errors import ConfigurationError
+from sortition.core.designs import Design, inclusion_probabilities
 from sortition.core.state import array, check
 from sortition.core.types import FloatArray
-from sortition.core.validation import fraction, whole_number
+from sortition.core.validation import fraction, one_of, whole_number
 from sortition.engine.fixed import Dense
-from sortition.samplers.base import Common, Config
-from sortition.samplers.feedback_bound import Bounded, BoundedSampler
+from sortition.samplers.base import BaseSampler
+from sortition.samplers.feedback_bound import FeedbackBound
+from sortition.samplers.guard import Guard
+from sortition.samplers.privacy import NormPrivacy
 
 
-def require_independent(sampler: str, common: Common) -> None:
-    """Set the design of a sampler that has no other; say so where another one was asked for."""
-    design: object = common.setdefault("design", "independent")
-    if not isinstance(design, str) or design != "independent":
-        raise ConfigurationError(
-            f"design must be 'independent' for {sampler}, which is defined for independent draws alone, "
-            f"got {design!r}"
-        )
-
-
-class KVibSampler(BoundedSampler):
+class KVibSampler(BaseSampler):
     r"""Follows the regularised leader on the cumulated feedback, for clients drawn independently.
 
     With :math:`\theta` = ``exploration`` and G = ``feedback_bound``,
@@ -56,50 +48,74 @@ class KVibSampler(BoundedSampler):
     """
 
     def __init__(
-        self, *, num_rounds: int, exploration: float | None = None, **bounded: Unpack[Bounded]
+        self,
+        *,
+        num_clients: int,
+        cohort_size: int,
+        num_rounds: int,
+        exploration: float | None = None,
+        feedback_bound: float | None = None,
+        client_weights: ArrayLike | None = None,
+        design: Design = "independent",
+        seed: int = 0,
+        guard: Guard | None = None,
+        privacy: NormPrivacy | None = None,
     ) -> None:
-        require_independent("KVibSampler", bounded)
-        super().__init__(**bounded)
+        one_of("design", design, ("independent",))
+        super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
         self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
         if exploration is None:
             exploration = min(
                 1.0, (self._initial_clients / (self._num_rounds * self._cohort_size)) ** (1.0 / 3.0)
             )
         self._exploration = fraction("exploration", exploration)
-        self._start_anew()
+        self._bound = FeedbackBound(feedback_bound)
+        self.settings |= {
+            "num_rounds": self._num_rounds,
+            "exploration": self._exploration,
+            "feedback_bound": self._bound.given,
+        }
+        self._begin()
 
-    def _start_anew(self) -> None:
-        super()._start_anew()
+    def _begin(self) -> None:
+        self._bound.begin()
         self._distribution = self._dense = Dense(self._roster)
         self._log_omega = np.full(self._roster.ids, -np.inf)
 
-    def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        if not self._bound.known_from(log_feedback):
+            return
+        self._bound.learnt_rounds += 1
         gains = log_feedback + np.log(cohort.weights)  # a weight is 1 / p~
         self._log_omega[cohort.clients] = np.logaddexp(self._log_omega[cohort.clients], gains)
         prior = self._roster.masses(None) / self._roster.total  # 1/M, unless newcomers have other masses
-        log_g = self._log_bound + math.log(self.num_clients / (self._exploration * self._cohort_size))
+        log_g = self._bound.log + math.log(self.num_clients / (self._exploration * self._cohort_size))
         logs = 0.5 * np.logaddexp(self._log_omega, log_g)
         u = prior * np.exp(logs - logs[prior > 0.0].max())
         p = inclusion_probabilities(u / u.sum(), self._cohort_size)
         self._dense.set((1.0 - self._exploration) * p / p.sum() + self._exploration * prior)
 
+    @property
+    def feedback_bound(self) -> float | None:
+        """G; None before it is known, inf where no double can hold it."""
+        return self._bound.value
+
+    def calibrate(self, norms: ArrayLike, clients: ArrayLike | None = None) -> None:
+        """Set the feedback bound from a pre-training pass: see ``FeedbackBound.calibrate``."""
+        self._bound.calibrate(self._largest_log_feedback("calibrate", norms, clients))
+
     def _membership_changed(self, weight_factor: float) -> None:
-        super()._membership_changed(weight_factor)
+        self._bound.rescale(weight_factor)
         newcomers = self._roster.ids - len(self._log_omega)
         self._log_omega = np.concatenate((self._log_omega, np.full(newcomers, -np.inf)))
         self._log_omega += 2.0 * math.log(weight_factor)  # the feedback goes with lambda squared
 
-    def _config(self) -> Config:
-        return {"num_rounds": self._num_rounds, "exploration": self._exploration, **super()._config()}
-
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "log_omega": self._log_omega.copy(), "masses": self._dense.masses}
+        return {**self._bound.state(), "log_omega": self._log_omega.copy(), "masses": self._dense.masses}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         log_omega = array(state, "log_omega", np.float64, (self._roster.ids,))
-        masses = array(state, "masses", np.float64, (self._roster.ids,))
         check("log_omega", log_omega, log_omega < np.inf, "below inf")
-        check("masses", masses, (masses >= 0.0) & (masses < np.inf), "finite and not negative")
-        super()._restore(state)
+        self._bound.restore(state)
+        self._dense.restore(state)
         self._log_omega = log_omega
-        self._dense.set(masses)

@@ -1,29 +1,31 @@
-"""The oracle that every sampler is measured against."""
+"""Oracles: samplers that are told every norm before the draw. They are for measuring, not for use."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
+from sortition.core.designs import Design
 from sortition.core.errors import FeedbackError
 from sortition.core.state import array, scalar
 from sortition.core.types import BoolArray, FloatArray
-from sortition.core.validation import norms_of
+from sortition.core.validation import norms_of, one_of
 from sortition.engine.fixed import Dense
-from sortition.samplers.base import Common, UnmovedSampler
-from sortition.samplers.kvib import require_independent
+from sortition.samplers.base import BaseSampler
+from sortition.samplers.guard import Guard
+from sortition.samplers.privacy import NormPrivacy
 
 
-class OptimalSampler(UnmovedSampler):
+class OptimalSampler(BaseSampler):
     r"""Draws from the best distribution there is, :math:`p^t_m \propto \sqrt{a^t_m} = \lambda_m \|g^t_m\|`.
 
-    It needs the norms of all clients before each draw (Section 3.1), so it is for measuring, not for use:
-    ``reveal`` them, then ``draw``. A client whose update is zero is never drawn, and is not missed.
+    It needs the norms of all clients before each draw (Section 3.1): ``reveal`` them, then ``draw``. A client
+    whose update is zero is never drawn, and is not missed.
 
     >>> sampler = OptimalSampler(num_clients=3, cohort_size=1)
     >>> sampler.reveal([1.0, 2.0, 5.0])
@@ -31,15 +33,28 @@ class OptimalSampler(UnmovedSampler):
     array([0.125, 0.25 , 0.625])
     """
 
-    def __init__(self, **common: Unpack[Common]) -> None:
-        super().__init__(**common)
-        self._distribution = self._dense = Dense(self._roster)
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        cohort_size: int,
+        client_weights: ArrayLike | None = None,
+        design: Design = "with_replacement",
+        seed: int = 0,
+        guard: Guard | None = None,
+        privacy: NormPrivacy | None = None,
+    ) -> None:
+        super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
         self._revealed_for = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        self._distribution = self._dense = Dense(self._roster)
         self._lambda: FloatArray | None = None  # of everybody, until somebody joins or leaves
 
     def reveal(self, norms: ArrayLike) -> None:
-        """Tell the update norms of all clients, by id, in the round to come; who left is ignored."""
-        self._defences.refuse_raw_norms("reveal")
+        """Tell the update norms of all clients in the next round, by id; clients that left are ignored."""
+        self._refuse_raw_norms("reveal")
         values = norms_of("norms", norms, self._roster.ids, "each client")
         if self._roster.anybody_left:
             values = np.where(self._here(), values, 0.0)
@@ -59,16 +74,19 @@ class OptimalSampler(UnmovedSampler):
         """Draw the next cohort, for which the norms must have been revealed."""
         if self._revealed_for != self._round_index:
             raise FeedbackError(
-                f"reveal(norms) must be called before each draw, got none for round {self._round_index}"
+                f"reveal(norms) must come before each draw, but not for round {self._round_index} yet"
             )
         return super().draw(available)
+
+    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        """Nothing to learn: all norms were revealed."""
 
     def _membership_changed(self, weight_factor: float) -> None:
         self._revealed_for = -1
         self._lambda = None
 
     def _here(self) -> BoolArray:
-        """Who has not left, by id."""
+        """Which clients have not left, by id."""
         return self._roster.present(np.arange(self._roster.ids))
 
     def _state(self) -> dict[str, Any]:
@@ -77,7 +95,6 @@ class OptimalSampler(UnmovedSampler):
     def _restore(self, state: Mapping[str, Any]) -> None:
         optimal = array(state, "optimal", np.float64, (self._roster.ids,))
         self._revealed_for = int(scalar(state, "revealed_for"))
-        self._lambda = None
         self._dense.set(optimal)
 
 
@@ -100,6 +117,24 @@ class OptimalClientSampler(OptimalSampler):
     array([0.25, 0.75, 1.  ])
     """
 
-    def __init__(self, **common: Unpack[Common]) -> None:
-        require_independent("OptimalClientSampler", common)
-        super().__init__(**common)
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        cohort_size: int,
+        client_weights: ArrayLike | None = None,
+        design: Design = "independent",
+        seed: int = 0,
+        guard: Guard | None = None,
+        privacy: NormPrivacy | None = None,
+    ) -> None:
+        one_of("design", design, ("independent",))
+        super().__init__(
+            num_clients=num_clients,
+            cohort_size=cohort_size,
+            client_weights=client_weights,
+            design=design,
+            seed=seed,
+            guard=guard,
+            privacy=privacy,
+        )

@@ -1,4 +1,4 @@
-"""The paper's meta-algorithm over any samplers: hedge between several, follow the best."""
+"""The paper's meta-algorithm over any samplers: hedge between several, and follow the best."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number
 from sortition.engine.drawing import Distribution, mass_without
 from sortition.engine.mixture import VANISHING
-from sortition.samplers.base import BaseSampler, Config
+from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 CAUTION = 0.2
 """The scale-free meta rate: what a loss of twice the mixture's costs an expert in a round, in logs."""
 GUARD = Guard()
-"""What a portfolio has unless told otherwise: experts that one lie ruins may be among its own."""
+"""The guard of a portfolio unless told otherwise: one lie may ruin some of its experts."""
 MEMORY = 0.9
 """How much of the running loss is kept from one round to the next."""
 
@@ -65,27 +65,27 @@ class SamplerMixture(Distribution):
         return np.asarray(np.exp(self.log_weights) @ each)
 
     def heavy(self, threshold: float) -> IntArray:
-        """Clients among whom are all with at least ``threshold``: no mixture exceeds all its experts."""
+        """A superset of the clients with at least ``threshold``: no mixture exceeds all its experts."""
         found = [expert.distribution.heavy(threshold) for expert in self.experts]
         return np.unique(np.concatenate(found))
 
     def block_probability(self) -> float:
-        """The largest probability of a stranger of a roster's block."""
+        """The largest probability of an unseen client of a roster's block."""
         return max(expert.distribution.block_probability() for expert in self.experts)
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Not here: the portfolio lets newcomers into its experts, with their weights."""
+        """Not here: the portfolio adds newcomers to its experts, with their weights."""
         raise NotImplementedError
 
     def remove(self, clients: IntArray) -> None:
-        """Let ``clients`` go, everywhere; the others keep their proportions."""
+        """Remove ``clients`` from all experts; the others keep their proportions."""
         left = [mass_without(expert.distribution, clients) for expert in self.experts]
         for expert in self.experts:
             expert.remove_clients(clients)
         self.reweigh(np.log(np.maximum(left, VANISHING)))
 
     def reweigh(self, log_factors: FloatArray) -> None:
-        """Multiply the experts' weights by exp(log_factors): the rule of Bayes when clients come and go."""
+        """Multiply the experts' weights by exp(log_factors): the rule of Bayes when clients join or leave."""
         self.log_weights = normalise_log_weights(self.log_weights + log_factors)
 
 
@@ -100,8 +100,8 @@ class PortfolioSampler(BaseSampler):
     ``AdaptiveOSMDSampler``, equal to rounding (``test_adaptive_osmd_is_the_special_case``). That one is
     implemented apart, with all its experts in one structure, so that a round costs :math:`O(E K \log n)`.
 
-    What stands between a report and what is learnt from it is the portfolio's: its experts' own ``guard`` and
-    ``privacy`` have nothing to do.
+    The portfolio's ``guard`` and ``privacy`` serve all its experts: a ``guard`` of an expert is not used, and
+    ``privacy`` of an expert is refused.
 
     Deviation: without a ``meta_rate``, :math:`\gamma` is 0.2 over the running mean of the mixture's own
     estimated loss, so that neither a horizon nor a bound is needed and the norms' scale does not matter.
@@ -123,50 +123,26 @@ class PortfolioSampler(BaseSampler):
         guard: Guard | None = GUARD,
         privacy: NormPrivacy | None = None,
     ) -> None:
-        several: Any = experts if isinstance(experts, (list, tuple)) else ()
-        if not several or not all(isinstance(expert, BaseSampler) for expert in several):
-            raise ConfigurationError(
-                f"experts must be a list of samplers of this library, one or more, got {experts!r}"
-            )
+        _check_experts(experts)
         first = experts[0]
-        for i, expert in enumerate(experts):
-            who = f"expert {i}, {type(expert).__name__}"
-            if expert.setting() != first.setting():
-                raise ConfigurationError(
-                    f"experts must agree in num_clients, cohort_size and client_weights, "
-                    f"got {expert.setting()} for {who}, beside {first.setting()}"
-                )
-            if any(expert is other for other in experts[:i]):
-                raise ConfigurationError(f"experts must be different samplers, got {who}, twice")
-            if expert.private:
-                raise ConfigurationError(
-                    f"experts must have no privacy of their own, since the portfolio tells them the norms: "
-                    f"give privacy to the portfolio, got {who}, with it"
-                )
-            if not expert.is_new:
-                raise ConfigurationError(
-                    f"experts must be new, but {who}, has drawn, learnt or loaded something, "
-                    f"or somebody has joined or left it"
-                )
         super().__init__(
-            num_clients=first.num_clients,
-            cohort_size=first.cohort_size,
-            client_weights=first.given_weights,
-            design=design,
-            seed=seed,
-            guard=guard,
-            privacy=privacy,
+            first.num_clients, first.cohort_size, first._given_weights, design, seed, guard, privacy
         )
         self._meta_rate = None if meta_rate is None else positive_number("meta_rate", meta_rate)
-        self._roster = first.roster
-        self._distribution = self._mixture = SamplerMixture(experts)
-        self._log_loss = math.nan
+        self._expert_samplers = list(experts)
+        common = {name: self.settings[name] for name in ("design", "seed", "guard", "privacy")}
+        self.settings = {"experts": self._expert_samplers, "meta_rate": self._meta_rate, **common}
+        self._mix()
 
-    def _start_anew(self) -> None:
-        """The experts have their first weights again, whoever has joined or left."""
-        for expert in self._mixture.experts:
-            expert._start_anew()
-        self._distribution = self._mixture = SamplerMixture(self._mixture.experts)
+    def _begin(self) -> None:
+        """All experts begin, with the clients that are there, and have their first weights."""
+        for expert in self._expert_samplers:
+            expert._begin()
+        self._mix()
+
+    def _mix(self) -> None:
+        self._roster = self._expert_samplers[0]._roster
+        self._distribution = self._mixture = SamplerMixture(self._expert_samplers)
         self._log_loss = math.nan
 
     @property
@@ -175,7 +151,7 @@ class PortfolioSampler(BaseSampler):
         return np.exp(self._mixture.log_weights)
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
-        experts = self._mixture.experts
+        experts = self._expert_samplers
         for expert in experts:
             ids = expert.add_clients(masses, client_weights=client_weights)
         self._mixture.reweigh(-np.log([mass_without(expert.distribution, ids) for expert in experts]))
@@ -184,7 +160,7 @@ class PortfolioSampler(BaseSampler):
     def check_leaving(self, leaving: IntArray) -> None:
         """Raise a ConfigurationError if one of the experts can't go on without ``leaving``."""
         super().check_leaving(leaving)
-        for expert in self._mixture.experts:
+        for expert in self._expert_samplers:
             expert.check_leaving(leaving)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -194,7 +170,7 @@ class PortfolioSampler(BaseSampler):
             0, cohort.cohort_size, everybody, cohort.counts, cohort.probabilities, cohort.weights
         )
         losses = log_expert_losses(each, aligned, log_feedback)
-        for expert in self._mixture.experts:
+        for expert in self._expert_samplers:
             expert.learn(cohort, log_feedback)
         if losses.min() == -math.inf:
             return
@@ -212,23 +188,55 @@ class PortfolioSampler(BaseSampler):
         self._log_loss = float(np.logaddexp(kept, new))
         return math.log(CAUTION) - max(self._log_loss, mixed)
 
-    def _config(self) -> Config:
-        rate = "scale-free" if self._meta_rate is None else self._meta_rate
-        kinds = " ".join(type(expert).__name__ for expert in self._mixture.experts)
-        return {"meta_rate": rate, "experts": kinds}
-
     def _state(self) -> dict[str, Any]:
         state = {"log_expert_weights": self._mixture.log_weights.copy(), "log_loss": self._log_loss}
-        for i, expert in enumerate(self._mixture.experts):
+        for i, expert in enumerate(self._expert_samplers):
             state.update({f"expert{i}.{name}": value for name, value in expert.state_dict().items()})
         return state
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        log_weights = array(state, "log_expert_weights", np.float64, (len(self._mixture.experts),))
+        log_weights = array(state, "log_expert_weights", np.float64, (len(self._expert_samplers),))
         check("log_expert_weights", log_weights, np.isfinite(log_weights), "finite")
         log_loss = number(state, "log_loss", nan=True)
-        for i, expert in enumerate(self._mixture.experts):
+        for i, expert in enumerate(self._expert_samplers):
             prefix = f"expert{i}."
             own = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
             expert.load_state_dict(own)
+        self._mix()
         self._mixture.log_weights, self._log_loss = log_weights, log_loss
+
+
+def _check_experts(experts: Sequence[BaseSampler]) -> None:
+    """Raise a ConfigurationError unless ``experts`` are new samplers that can learn from the same cohorts."""
+    several: Any = experts if isinstance(experts, (list, tuple)) else ()
+    if not several or not all(isinstance(expert, BaseSampler) for expert in several):
+        raise ConfigurationError(
+            f"experts must be a list of samplers of this library, one or more, got {experts!r}"
+        )
+    wanted = _common_setting(experts[0])
+    for i, expert in enumerate(experts):
+        which = f"expert {i}, {type(expert).__name__}"
+        if _common_setting(expert) != wanted:
+            raise ConfigurationError(
+                f"experts must agree in num_clients, cohort_size and client_weights, "
+                f"got {_common_setting(expert)} for {which}, and {wanted} for the first"
+            )
+        if any(expert is other for other in experts[:i]):
+            raise ConfigurationError(f"experts must be different samplers, but {which}, is there twice")
+        if expert.private:
+            raise ConfigurationError(
+                f"experts must have no privacy of their own, since the portfolio gives them the norms: "
+                f"give privacy to the portfolio, not to {which}"
+            )
+        if not expert.is_new:
+            raise ConfigurationError(
+                f"experts must be new, but {which}, has drawn, learnt or loaded something, "
+                f"or clients have joined or left it"
+            )
+
+
+def _common_setting(sampler: BaseSampler) -> tuple[int, int, str]:
+    """What samplers that learn from the same cohorts must agree in."""
+    weights = sampler._given_weights
+    words = "uniform client_weights" if weights is None else f"client_weights {weights.tolist()}"
+    return sampler.num_clients, sampler.cohort_size, words

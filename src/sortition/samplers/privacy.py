@@ -51,8 +51,8 @@ class NormPrivacy:
 class PrivacySpent:
     """What the replies so far have cost, in (epsilon, delta)-differential privacy of one client's data.
 
-    A guarantee for a number of replies that was fixed beforehand, as a most; who replies how often depends on
-    what was heard, and for the number that came of it this is an account, not a proof.
+    It is a guarantee if the largest number of replies was fixed beforehand. How often a client replies
+    depends on what was heard before; for the number that came of it this is an account, not a proof.
     """
 
     delta: float
@@ -64,7 +64,7 @@ class PrivacySpent:
 
 
 class Noise:
-    """Privacy at work: the key of the noise, and who has replied how often."""
+    """Privacy at work: the key of the noise, and how often each client has replied."""
 
     def __init__(self, privacy: NormPrivacy, seed: int) -> None:
         self.privacy = privacy
@@ -72,7 +72,7 @@ class Noise:
         self._replies: dict[int, int] = {}
 
     def apply(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        """The norms as they may be used, aligned with the cohort.
+        """The norms, clipped and noised, aligned with the cohort.
 
         The noise depends on (key, round) alone, so that a resumed run equals the unbroken one. Two runs from
         one state that hear other norms in the same round show the exact differences: see the docs.
@@ -86,7 +86,7 @@ class Noise:
         return np.asarray(np.maximum(noisy, 0.0))  # nan, for no reply, stays nan
 
     def spent(self, delta: float) -> PrivacySpent:
-        """What it costs to have replied so often, had that been fixed beforehand: see ``core.privacy``."""
+        """What the replies cost, as if their number had been fixed beforehand: see ``core.accounting``."""
         sigma, most = self.privacy.noise_multiplier, max(self._replies.values(), default=0)
         return PrivacySpent(
             delta=delta,
@@ -108,7 +108,7 @@ class Noise:
         noise = Noise(self.privacy, 0)
         key = scalar(state, "privacy.key")
         if not isinstance(key, int) or not 0 <= key < 2**64:
-            raise StateError(f"state must hold a key of the noise in [0, 2**64), got {key!r}")
+            raise StateError(f"state has 'privacy.key' = {key!r}, which is no whole number in [0, 2^64)")
         noise._key = key
         clients = array(state, "privacy.clients", np.int64, (None,))
         replies = array(state, "privacy.replies", np.int64, (len(clients),))

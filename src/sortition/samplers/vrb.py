@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
+from sortition.core.designs import Design
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction
 from sortition.engine.reweighted import ReweightedPrior
-from sortition.samplers.base import Config
-from sortition.samplers.feedback_bound import Bounded, BoundedSampler
+from sortition.samplers.base import BaseSampler
+from sortition.samplers.feedback_bound import FeedbackBound
+from sortition.samplers.guard import Guard
+from sortition.samplers.privacy import NormPrivacy
 
 
-class VRBSampler(BoundedSampler):
+class VRBSampler(BaseSampler):
     r"""Follows the regularised leader on the cumulated feedback.
 
     .. math:: p = (1-\theta)\,\mathrm{normalise}\Big(\sqrt{w_m + L M/\theta}\Big) + \theta/M, \qquad
@@ -24,8 +28,7 @@ class VRBSampler(BoundedSampler):
 
     :math:`\theta` is ``exploration`` (0.4 in the paper's comparison, :math:`(M/T)^{1/3}` in theory) and L is
     ``feedback_bound``, by default the largest of the first feedback. ``count / p`` at draw time is
-    ``K weight``. Kept in logs. Further keywords are those of every sampler: ``client_weights``, ``design``,
-    ``seed``, ``guard`` and ``privacy``.
+    ``K weight``. All is kept in logs.
 
     >>> sampler = VRBSampler(num_clients=3, cohort_size=1, exploration=0.5, feedback_bound=1.0)
     >>> cohort = sampler.draw()
@@ -34,28 +37,54 @@ class VRBSampler(BoundedSampler):
     array([0.3566])
     """
 
-    def __init__(self, *, exploration: float = 0.4, **bounded: Unpack[Bounded]) -> None:
-        super().__init__(**bounded)
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        cohort_size: int,
+        exploration: float = 0.4,
+        feedback_bound: float | None = None,
+        client_weights: ArrayLike | None = None,
+        design: Design = "with_replacement",
+        seed: int = 0,
+        guard: Guard | None = None,
+        privacy: NormPrivacy | None = None,
+    ) -> None:
+        super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
         self._exploration = fraction("exploration", exploration)
-        self._start_anew()
+        self._bound = FeedbackBound(feedback_bound)
+        self.settings |= {"exploration": self._exploration, "feedback_bound": self._bound.given}
+        self._begin()
 
-    def _start_anew(self) -> None:
-        super()._start_anew()
+    def _begin(self) -> None:
+        self._bound.begin()
         self._distribution = self._reweighted = ReweightedPrior(self._roster, share=self._exploration)
 
-    def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        # the roots are normalised: relative to that of a client not met they are sqrt(1 + w / offset)
-        log_offset = self._log_bound + math.log(self._initial_clients / self._exploration)
+    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        if not self._bound.known_from(log_feedback):
+            return
+        self._bound.learnt_rounds += 1
+        # the roots are normalised: relative to that of an unseen client they are sqrt(1 + w / offset)
+        log_offset = self._bound.log + math.log(self._initial_clients / self._exploration)
         gains = math.log(self._cohort_size) + np.log(cohort.weights) + log_feedback - log_offset
         squares = 2.0 * self._reweighted.logs(cohort.clients)
-        self._reweighted.lift(cohort.clients, 0.5 * np.logaddexp(squares, gains))
+        self._reweighted.reweight(cohort.clients, 0.5 * np.logaddexp(squares, gains))
 
-    def _config(self) -> Config:
-        return {"exploration": self._exploration, **super()._config()}
+    @property
+    def feedback_bound(self) -> float | None:
+        """L; None before it is known, inf where no double can hold it."""
+        return self._bound.value
+
+    def calibrate(self, norms: ArrayLike, clients: ArrayLike | None = None) -> None:
+        """Set the feedback bound from a pre-training pass: see ``FeedbackBound.calibrate``."""
+        self._bound.calibrate(self._largest_log_feedback("calibrate", norms, clients))
+
+    def _membership_changed(self, weight_factor: float) -> None:
+        self._bound.rescale(weight_factor)
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), **self._reweighted.state()}
+        return {**self._bound.state(), **self._reweighted.state()}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        self._bound.restore(state)
         self._reweighted.restore(state)
-        super()._restore(state)
