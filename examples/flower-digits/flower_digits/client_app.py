@@ -1,4 +1,4 @@
-"""The client: trains on its own part. The query at the end is optional, see docs/flower.md."""
+"""The client: trains on its own images. The query at the end is optional, see docs/flower.md."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -25,6 +25,6 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def who_are_you(message: Message, context: Context) -> Message:
-    """A name that outlives the run, so that a resumed one knows its clients again."""
+    """Report an identity that is the same in every run, so that a resumed run recognises this client."""
     answer = ConfigRecord({"partition-id": context.node_config["partition-id"]})
     return Message(RecordDict({"identity": answer}), reply_to=message)

@@ -1,4 +1,4 @@
-"""The server: how many rounds does each sampling need to the target?"""
+"""The server: counts the rounds that each kind of sampling needs to reach a target loss."""
 
 import random
 
@@ -15,12 +15,12 @@ app = ServerApp()
 SAMPLINGS = ("flower", "uniform", "adaptive")
 
 
-class TargetReached(Exception):  # noqa: N818 - it is none
-    """The target is reached: no more rounds are needed."""
+class TargetReached(Exception):  # noqa: N818 - not an error
+    """Ends a run, since the target is reached."""
 
 
 def make_strategy(sampling: str, cohort_size: int, seed: int) -> Strategy:
-    """FedAvg three times: as Flower draws, drawn uniformly but unbiased, and drawn adaptively."""
+    """FedAvg with Flower's own sampling, with uniform and unbiased sampling, or with adaptive sampling."""
     if sampling == "flower":
         random.seed(seed)
         return FedAvg(fraction_train=cohort_size / task.NUM_CLIENTS, fraction_evaluate=0.0)
@@ -32,7 +32,7 @@ def make_strategy(sampling: str, cohort_size: int, seed: int) -> Strategy:
 
 
 def check_samplings(samplings: list[str]) -> None:
-    """Refuse what is none, before anything runs."""
+    """Raise if one of them is unknown, before anything runs."""
     unknown = [sampling for sampling in samplings if sampling not in SAMPLINGS]
     if unknown or not samplings:
         raise ValueError(f"samplings must be some of {', '.join(SAMPLINGS)}, got {' '.join(samplings)!r}")
@@ -40,7 +40,7 @@ def check_samplings(samplings: list[str]) -> None:
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run every sampling on every federation, and print the rounds to the target."""
+    """Run each kind of sampling on each federation, and print the rounds to the target."""
     settings = context.run_config
     samplings, target = str(settings["samplings"]).split(), float(settings["target-loss"])
     most = int(settings["most-rounds"])
@@ -58,7 +58,7 @@ def main(grid: Grid, context: Context) -> None:
             )
 
             def evaluate(server_round: int, arrays: ArrayRecord) -> None:
-                if task.loss(arrays["model"].numpy(), seed) <= target:  # noqa: B023 - called in this turn only
+                if task.loss(arrays["model"].numpy(), seed) <= target:  # noqa: B023 - called in this iteration only
                     raise TargetReached(server_round)
 
             strategy = make_strategy(sampling, int(settings["cohort-size"]), seed)

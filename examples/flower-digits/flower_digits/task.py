@@ -23,7 +23,7 @@ def partitions(seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def initial_model() -> np.ndarray:
-    """Every digit is as likely as any other."""
+    """A model for which all digits are equally likely."""
     return np.zeros((65, 10))
 
 
