@@ -98,7 +98,8 @@ class ClientPool:
             )
         if not (sampler is None or isinstance(sampler, Sampler)):
             raise ConfigurationError(f"sampler must be a sampler of sortition or alike, got {sampler!r}")
-        if sampler is not None and sampler.state_dict().get("config.client_weights", "uniform") != "uniform":
+        own_weights = getattr(sampler, "client_weights", None)
+        if own_weights is not None and np.ptp(own_weights()) > 0.0:
             raise ConfigurationError(
                 "sampler must be built without client_weights: the data sizes come from the clients or from "
                 "num_examples"

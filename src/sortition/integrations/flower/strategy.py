@@ -118,8 +118,9 @@ class AdaptiveSampling(Strategy):
         """Draw a cohort, and let ``inner`` write the messages to it."""
         if self._is_wrapped:
             raise ConfigurationError(
-                "AdaptiveSampling can't be wrapped in another strategy: call its own start(). If the wrapper "
-                f"is for differential privacy: {NOT_PRIVATE}"
+                "AdaptiveSampling can't be wrapped in another strategy, whose start() seems to be running. "
+                "Call start() of AdaptiveSampling itself. If the other strategy is for differential privacy: "
+                + NOT_PRIVATE
             )
         online = self._wait_for_clients(grid)
         drawn = self._pool.draw(online, self._identities.reported_sizes)
@@ -141,6 +142,7 @@ class AdaptiveSampling(Strategy):
         current, self._round = self._round, None
         drawn, true_round = current.drawn, server_round + self._offset
 
+        # What the clients returned, and how much each reply counts.
         returned = current.read(replies, self._inner.strategy.weighted_by_key)
         weighed = self._pool.weigh(drawn, returned.norms, returned.sizes)
         num_replies = len(weighed.replied)
@@ -152,6 +154,7 @@ class AdaptiveSampling(Strategy):
             drawn, weighed, self._ratio.value, self._pool.num_replied, len(self._pool.identities)
         )
 
+        # The step of the inner strategy.
         stepped = None
         if num_replies:
             moved = current.updates.moved_model(weighed.step_scale)
@@ -165,6 +168,7 @@ class AdaptiveSampling(Strategy):
         else:
             log.warning("No client replied in round %d: model and sampler stay as they are", true_round)
 
+        # What the sampler learns; with a ledger, the new state is on disk before.
         self._rounds_done = true_round
         self._pool.observe(drawn, weighed, state=lambda: self._state(with_sampler=False))
         return stepped, metrics
@@ -203,8 +207,8 @@ class AdaptiveSampling(Strategy):
     def summary(self) -> None:
         """Log the settings.
 
-        Flower calls this at the beginning of ``start``. If it is called outside our own ``start``, then
-        perhaps by the ``start`` of a strategy that wraps this one. ``configure_train`` then refuses to draw.
+        Flower calls this at the beginning of ``start``. If our own ``start`` is not running, it is probably
+        the ``start`` of a strategy that wraps this one, and the next ``configure_train`` raises an error.
         """
         self._is_wrapped = not self._is_started
         sampler = "default sampler" if self.sampler is None else type(self.sampler).__name__
