@@ -17,7 +17,7 @@ from numba import njit
 
 from sortition.core.errors import StateError
 from sortition.core.state import array
-from sortition.core.types import BoolArray, FloatArray, IntArray
+from sortition.core.types import BoolArray, Fields, FloatArray, IntArray
 from sortition.engine import sumtree
 from sortition.engine.sumtree import SumTree, TreeArrays
 
@@ -50,8 +50,9 @@ def slot_of(table: HashPlaces, key: int) -> int:
 
 
 @njit(cache=True)
-def slots_of(table: HashPlaces, wanted: IntArray) -> IntArray:
+def slots_of(places: Fields, wanted: IntArray) -> IntArray:
     """The slots of the ``wanted`` keys, -1 for those that are not there."""
+    table = HashPlaces(*places)
     found = np.empty(wanted.size, dtype=np.int64)
     for i in range(wanted.size):
         found[i] = slot_of(table, wanted[i])
@@ -112,7 +113,7 @@ class Table:
 
     def slots_of(self, keys: IntArray) -> IntArray:
         """The slots of ``keys``, -1 for those that are not there."""
-        return np.asarray(slots_of(self.places, keys))
+        return np.asarray(slots_of(tuple(self.places), keys))
 
 
 class PriorMasses(NamedTuple):
@@ -128,6 +129,13 @@ class PriorMasses(NamedTuple):
     """Which client sits on a seat, where it is not the one with the seat's number."""
     own: TreeArrays
     """The masses of all clients beyond the block."""
+
+
+@njit(cache=True)
+def named_prior(prior: Fields) -> PriorMasses:
+    """The masses that Python gave as ``Roster.fields``."""
+    total, block, seats, moved, own = prior
+    return PriorMasses(total, block, seats, HashPlaces(*moved), TreeArrays(*own))
 
 
 @njit(cache=True)
@@ -157,7 +165,8 @@ def all_replied(norms: FloatArray) -> bool:
 
 
 @njit(cache=True)
-def _log_feedback(clients: IntArray, norms: FloatArray, weights: PriorMasses) -> FloatArray:
+def _log_feedback(clients: IntArray, norms: FloatArray, weight_fields: Fields) -> FloatArray:
+    weights = named_prior(weight_fields)
     logs = np.empty(clients.size)
     for i in range(clients.size):
         mass = mass_of(weights, clients[i])
@@ -203,6 +212,8 @@ class Roster:
 
     arrays: PriorMasses
     """All masses, as kernels take them."""
+    fields: Fields
+    """The same, as Python hands them over."""
 
     def __init__(self, num_clients: int, masses: FloatArray | None) -> None:
         self.block = num_clients if masses is None else 0
@@ -263,7 +274,7 @@ class Roster:
         >>> Roster(2, None).log_feedback(np.array([0, 1]), np.array([0.0, 2.0]))
         array([-inf,   0.])
         """
-        logs: FloatArray = _log_feedback(clients, norms, self.arrays)
+        logs: FloatArray = _log_feedback(clients, norms, self.fields)
         return logs
 
     def present(self, clients: IntArray) -> BoolArray:
@@ -340,6 +351,7 @@ class Roster:
     def _set_arrays(self, seats: int) -> None:
         total = seats + self.own.total if self.own.size else float(seats)
         self.arrays = PriorMasses(total, self.block, seats, self._moved.places, self.own.arrays)
+        self.fields = (total, self.block, seats, tuple(self._moved.places), tuple(self.own.arrays))
 
     def _leave_seats(self, clients: IntArray) -> int:
         self._moved.reserve(len(clients))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine.sumtree import FAN
 
 
@@ -82,8 +82,9 @@ def rebuild(trees: ExpertTrees) -> None:
 
 
 @njit(cache=True)
-def refresh(trees: ExpertTrees, slots: IntArray) -> None:
+def refresh(tree_fields: Fields, slots: IntArray) -> None:
     """Recompute the nodes above ``slots``, each once where neighbours share it."""
+    trees = ExpertTrees(*tree_fields)
     starts = trees.starts
     positions = np.sort(slots)
     count = positions.size

@@ -9,13 +9,14 @@ import numpy as np
 from numba import njit
 
 from sortition.core.state import array, check
-from sortition.core.types import FloatArray, IntArray
-from sortition.engine.clients import PriorMasses, Roster, draw_prior, mass_of
+from sortition.core.types import Fields, FloatArray, IntArray
+from sortition.engine.clients import Roster, draw_prior, mass_of, named_prior
 from sortition.engine.drawing import Distribution
 
 
 @njit(cache=True)
-def _draw(uniforms: FloatArray, prior: PriorMasses) -> tuple[IntArray, FloatArray]:
+def _draw(uniforms: FloatArray, prior_fields: Fields) -> tuple[IntArray, FloatArray]:
+    prior = named_prior(prior_fields)
     draws = np.empty(uniforms.shape[0], dtype=np.int64)
     probabilities = np.empty(uniforms.shape[0])
     for i in range(uniforms.shape[0]):
@@ -36,7 +37,7 @@ class Prior(Distribution):
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
         """Independent draws, one for each row of two uniforms, and their probabilities."""
-        drawn: tuple[IntArray, FloatArray] = _draw(uniforms, self.roster.arrays)
+        drawn: tuple[IntArray, FloatArray] = _draw(uniforms, self.roster.fields)
         return drawn
 
     def look_up(self, clients: IntArray) -> FloatArray:

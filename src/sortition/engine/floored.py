@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from sortition.core.state import number
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster
 from sortition.engine.expert_trees import LEAST, MASS, MOST, SUM, ExpertTrees
@@ -21,13 +21,14 @@ SLACK = 1.0 - 1e-12
 
 
 @njit(cache=True)
-def _settle(trees: ExpertTrees, exploration: float, total_mass: float) -> float:
+def _settle(tree_fields: Fields, exploration: float, total_mass: float) -> float:
     r"""The factor c with :math:`\sum_m w_m \max(\epsilon, c\,y_m) = W`, everybody on their side of the floor.
 
     The sum is convex and increasing in c, and each turn is a step of Newton's method on it: from the second
     turn on, c only falls, and those above the floor only cross downwards. 0 where nobody has any feedback,
     or where the floor takes all the mass: then all are below.
     """
+    trees = ExpertTrees(*tree_fields)
     root = trees.nodes[-1]
     ones, limits = np.ones(1), np.empty(1)
     if exploration >= 1.0:
@@ -84,7 +85,7 @@ class FlooredProportional(LogRatioMixture):
 
     def settle(self) -> None:
         """Put every client on its side of the floor, and make all sum to one."""
-        factor = _settle(self.trees, self.exploration, self.roster.total)
+        factor = _settle(tuple(self.trees), self.exploration, self.roster.total)
         self.experts.scales[0] = factor
         self.experts.bases[0] = self.exploration if factor > 0.0 else 1.0
 

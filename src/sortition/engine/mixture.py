@@ -15,7 +15,7 @@ from sortition.core.designs import Weighed
 from sortition.core.errors import StateError
 from sortition.core.experts import normalise_log_weights
 from sortition.core.state import array, check
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import (
     EMPTY,
@@ -25,6 +25,7 @@ from sortition.engine.clients import (
     Table,
     draw_prior,
     mass_of,
+    named_prior,
     put,
     slot_of,
 )
@@ -77,17 +78,18 @@ def look_up(
     clients: IntArray,
     client_masses: FloatArray,
     total_mass: float,
-    table: HashPlaces,
-    trees: ExpertTrees,
-    experts: ExpertArrays,
+    places: Fields,
+    ratios: FloatArray,
+    experts: Fields,
 ) -> FloatArray:
     """The mixed probabilities of ``clients``."""
-    log_weights, scales, bases = experts
+    table = HashPlaces(*places)
+    log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
     result = np.empty(clients.size)
     for i in range(clients.size):
         slot = slot_of(table, clients[i])
-        result[i] = client_masses[i] / total_mass * mixed_ratio(trees.ratios, weights, scales, bases, slot)
+        result[i] = client_masses[i] / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
     return result
 
 
@@ -143,11 +145,11 @@ def draw_unseen(uniform: float, prior: PriorMasses, table: HashPlaces, unseen: U
 @njit(cache=True)
 def draw(
     uniforms: FloatArray,
-    prior: PriorMasses,
-    table: HashPlaces,
-    trees: ExpertTrees,
-    experts: ExpertArrays,
-    unseen: Unseen,
+    prior_fields: Fields,
+    places: Fields,
+    tree_fields: Fields,
+    experts: Fields,
+    unseen_fields: Fields,
 ) -> tuple[IntArray, FloatArray]:
     r"""Independent draws from the mixture, two uniforms each, and their probabilities.
 
@@ -156,7 +158,9 @@ def draw(
     :math:`\theta_e (1 - b_e)`, and a client by what it has beyond :math:`b_e`: in the expert's tree, or, for
     the base, among the unseen.
     """
-    log_weights, scales, bases = experts
+    prior, table, unseen = named_prior(prior_fields), HashPlaces(*places), Unseen(*unseen_fields)
+    trees = ExpertTrees(*tree_fields)
+    log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
     root = trees.nodes[-1]
     least = np.minimum(bases, scales * root[expert_trees.LEAST])
@@ -191,23 +195,24 @@ def draw(
 @njit(cache=True)
 def draw_weighed(
     uniforms: FloatArray,
-    prior: PriorMasses,
-    table: HashPlaces,
-    trees: ExpertTrees,
-    experts: ExpertArrays,
-    unseen: Unseen,
+    prior: Fields,
+    places: Fields,
+    trees: Fields,
+    experts: Fields,
+    unseen: Fields,
 ) -> Weighed:
     """The same draws as a cohort: the distinct clients, their counts, probabilities and weights."""
-    draws, probabilities = draw(uniforms, prior, table, trees, experts, unseen)
+    draws, probabilities = draw(uniforms, prior, places, trees, experts, unseen)
     weighed: Weighed = tally(draws, probabilities)
     return weighed
 
 
 @njit(cache=True)
 def see(
-    clients: IntArray, count: int, prior: PriorMasses, table: HashPlaces, trees: ExpertTrees
+    clients: IntArray, count: int, prior_fields: Fields, places: Fields, tree_fields: Fields
 ) -> tuple[IntArray, int]:
     """The slots of ``clients``, and how many are seen now; an unseen client gets the next free slot."""
+    prior, table, trees = named_prior(prior_fields), HashPlaces(*places), ExpertTrees(*tree_fields)
     found = np.empty(clients.size, dtype=np.int64)
     for i in range(clients.size):
         slot = slot_of(table, clients[i])
@@ -250,23 +255,23 @@ class ExpertMixture(Distribution):
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
         """Independent draws from the mixture, two uniforms each, and their probabilities."""
-        drawn: tuple[IntArray, FloatArray] = draw(
-            uniforms, self.roster.arrays, self._table.places, self.trees, self.experts, self._unseen
-        )
+        drawn: tuple[IntArray, FloatArray] = draw(uniforms, *self._fields())
         return drawn
 
     def draw_weighed(self, uniforms: FloatArray) -> Weighed:
-        """The same draws as a cohort, in one call of a kernel: in a small round, calls are most of the cost."""
-        weighed: Weighed = draw_weighed(
-            uniforms, self.roster.arrays, self._table.places, self.trees, self.experts, self._unseen
-        )
+        """The same draws as a cohort, in one call of a kernel: calls are most of a small round's cost."""
+        weighed: Weighed = draw_weighed(uniforms, *self._fields())
         return weighed
+
+    def _fields(self) -> tuple[Fields, Fields, Fields, Fields, Fields]:
+        places, trees, experts = tuple(self._table.places), tuple(self.trees), tuple(self.experts)
+        return self.roster.fields, places, trees, experts, tuple(self._unseen)
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The mixed probabilities of ``clients``."""
-        masses = self.roster.masses(clients)
+        masses, places = self.roster.masses(clients), tuple(self._table.places)
         return np.asarray(
-            look_up(clients, masses, self.roster.total, self._table.places, self.trees, self.experts)
+            look_up(clients, masses, self.roster.total, places, self.trees.ratios, tuple(self.experts))
         )
 
     def everybody(self) -> FloatArray:
@@ -355,13 +360,14 @@ class ExpertMixture(Distribution):
         """The slots of ``clients``; an unseen client gets a new one."""
         self.reserve(len(clients))
         slots: IntArray
-        slots, self.count = see(clients, self.count, self.roster.arrays, self._table.places, self.trees)
+        places = tuple(self._table.places)
+        slots, self.count = see(clients, self.count, self.roster.fields, places, tuple(self.trees))
         return slots
 
     def set_ratios(self, slots: IntArray, ratios: FloatArray) -> None:
         """Change the ratios of ``slots``, one row a slot."""
         self.trees.ratios[slots] = ratios
-        expert_trees.refresh(self.trees, slots)
+        expert_trees.refresh(tuple(self.trees), slots)
 
     def reserve(self, more: int) -> None:
         """Make room for ``more`` clients; the room doubles."""

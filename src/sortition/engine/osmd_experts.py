@@ -11,9 +11,9 @@ from numba import njit
 
 from sortition.core.rates import initial_expert_weights
 from sortition.core.simplex import LARGEST_STEP
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
-from sortition.engine.clients import HashPlaces, PriorMasses, Roster
+from sortition.engine.clients import Roster, named_prior
 from sortition.engine.expert_trees import ExpertTrees
 from sortition.engine.mixture import ExpertArrays, ExpertMixture, see
 
@@ -32,14 +32,16 @@ def advance(
     log_rates: FloatArray,
     log_meta_rate: float,
     exploration: float,
-    prior: PriorMasses,
-    table: HashPlaces,
+    prior: Fields,
+    places: Fields,
     count: int,
-    trees: ExpertTrees,
-    experts: ExpertArrays,
+    tree_fields: Fields,
+    expert_fields: Fields,
 ) -> int:
     """One round of every expert and of their weights (Algorithm 5, lines 7 to 11); how many are seen now."""
-    slots, count = see(clients, count, prior, table, trees)
+    slots, count = see(clients, count, prior, places, tree_fields)
+    total_mass = named_prior(prior).total
+    trees, experts = ExpertTrees(*tree_fields), ExpertArrays(*expert_fields)
     log_weights, scales, bases = experts
     size = slots.size
     steps = np.empty((size, scales.size))
@@ -47,7 +49,7 @@ def advance(
     log_probabilities = np.empty((size, scales.size))
     for i in range(size):
         log_share = np.log(cohort_weights[i]) + log_feedback[i] - np.log(cohort_size)
-        log_prior = np.log(trees.masses[slots[i]] / prior.total)
+        log_prior = np.log(trees.masses[slots[i]] / total_mass)
         for e in range(scales.size):
             y = trees.ratios[slots[i], e]
             log_probabilities[i, e] = log_prior + np.log(scales[e] * y if y > 0.0 else bases[e])
@@ -58,8 +60,8 @@ def advance(
             log_step = log_rates[e] + log_share - 2.0 * log_probabilities[i, e]
             steps[i, e] = np.exp(min(log_step, LOG_LARGEST_STEP))
     _reweigh(log_weights, log_meta_rate, losses)
-    _raise(slots, steps, log_probabilities, exploration, prior.total, trees, experts)
-    _project(exploration, prior.total, trees, experts)
+    _raise(slots, steps, log_probabilities, exploration, total_mass, trees, experts)
+    _project(exploration, total_mass, trees, experts)
     return count
 
 
@@ -218,11 +220,11 @@ class OSMDExperts(ExpertMixture):
             log_rates,
             log_meta_rate,
             self.exploration,
-            self.roster.arrays,
-            self._table.places,
+            self.roster.fields,
+            tuple(self._table.places),
             self.count,
-            self.trees,
-            self.experts,
+            tuple(self.trees),
+            tuple(self.experts),
         )
 
     def restart(self, experts: int, *, at_mixture: bool) -> None:

@@ -246,7 +246,7 @@ def _settings(sampler: Any, levels: int) -> dict[str, Any]:
     if not isinstance(sampler, BaseSampler) or getattr(sortition, kind.__name__, None) is not kind:
         raise TypeError(f"{kind.__name__} is not a sampler of the library")
     found: dict[str, Any] = {}
-    for name, value in sampler.built_with.items():
+    for name, value in sampler.settings.items():
         if not isinstance(value, (list, tuple)) or not any(isinstance(one, BaseSampler) for one in value):
             found[name] = _plain(value)
             continue

@@ -50,9 +50,9 @@ class BaseSampler(ABC):
     ``self._begin()``. For a sampler of your own, ``DenseSampler`` asks for less.
 
     ``num_clients`` is M and ``cohort_size`` is K, the draws of a round. ``client_weights`` is lambda, what
-    each client counts for in the aggregate; 1/M each if not given. ``design`` says how a cohort is drawn from the
-    probabilities. ``seed`` fixes all randomness of a run. ``guard`` defends against clients that lie about
-    their norms. ``privacy`` clips and noises the norms before anything is learnt from them.
+    each client counts for in the aggregate; 1/M each if not given. ``design`` says how a cohort is drawn from
+    the probabilities. ``seed`` fixes all randomness of a run. ``guard`` defends against clients that lie
+    about their norms. ``privacy`` clips and noises the norms before anything is learnt from them.
     """
 
     settings: dict[str, Any]
@@ -210,7 +210,7 @@ class BaseSampler(ABC):
         of clients that have left in the meantime.
         """
         self._recognise(cohort)
-        values = one_each("norms", norms, len(cohort), "each client of the cohort")
+        values = one_each("norms", norms, len(cohort.clients), "each client of the cohort")
         complete = all_replied(values)
         if not complete:
             check_norms("norms", values)
@@ -222,7 +222,7 @@ class BaseSampler(ABC):
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)
-        if len(heard):
+        if len(heard.clients):
             if self._guard is None:
                 self._learn(heard, self._weights.log_feedback(heard.clients, values))
             else:
@@ -246,7 +246,7 @@ class BaseSampler(ABC):
         if again:
             self._begin()
         for cohort, values in (*again, (heard, norms)):
-            if len(cohort):
+            if len(cohort.clients):
                 self._learn(cohort, self._weights.log_feedback(cohort.clients, values))
         guard.limit_rise(
             reporters, p_before, self._distribution, self.num_clients, self._weights, self._round_index

@@ -78,9 +78,10 @@ class DenseSampler(BaseSampler):
     def update(self, cohort: Cohort, contributions: FloatArray) -> None:
         r"""Learn from the clients of ``cohort``, those that replied.
 
-        ``contributions`` are :math:`\sqrt{a_m} = \lambda_m \|g_m\|`, aligned with ``cohort.clients``: how long
-        each update is in the aggregate. The best distribution is proportional to them. ``cohort.weights``
-        has mean one for every client, so weighted sums over a cohort estimate sums over all clients.
+        ``contributions`` are :math:`\sqrt{a_m} = \lambda_m \|g_m\|`, aligned with ``cohort.clients``: how
+        long each update is in the aggregate. The best distribution is proportional to them.
+        ``cohort.weights`` has mean one for every client, so weighted sums over a cohort estimate sums over
+        all clients.
         """
 
     def _begin(self) -> None:
