@@ -116,7 +116,7 @@ def test_fifty_nodes_on_ray(programs):
     programs.wait((programs.notes / "done").exists, "five rounds")
     rounds = programs.rounds()
     assert [line["round"] for line in rounds] == [1, 2, 3, 4, 5]
-    met: set[int] = set()
+    replied: set[int] = set()
     for line in rounds:
         assert line["sampling-available-clients"] == len(line["identities"]) == 50
         assert all(identity.startswith("node:") for identity in line["identities"])
@@ -126,6 +126,6 @@ def test_fifty_nodes_on_ray(programs):
         assert line["types"] == ["float32", "int64"]
         assert sum(line["probabilities"]) == pytest.approx(1.0)
         assert np.isfinite(line["model"]).all()
-        met |= set(line["partitions"])
-        assert line["sampling-coverage"] == pytest.approx(len(met) / 50)
+        replied |= set(line["partitions"])
+        assert line["sampling-coverage"] == pytest.approx(len(replied) / 50)
     assert rounds[-1]["sampling-effective-clients"] < 50.0

@@ -167,7 +167,7 @@ class ClientPool:
         shares = sizes[heard] / total if total > 0.0 else np.zeros(len(replied))
         sampler_norms = np.full(len(norms), np.nan)
         sampler_norms[heard] = norms[heard] * shares / self._own_weights(replied.clients)
-        raised = len(drawn.cohort) / max(len(replied), 1)  # those who replied stand in for the others
+        raised = len(drawn.cohort) / max(len(replied), 1)  # replies stand in for the missing ones
         return WeighedReplies(
             replied=replied,
             probabilities=drawn.probabilities[np.searchsorted(drawn.available, replied.clients)],
