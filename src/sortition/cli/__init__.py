@@ -1,4 +1,4 @@
-"""The command line. ``main`` is the entry point; what the extras bring is imported when it is called."""
+"""The command line. ``main`` is the entry point; packages of the extras are imported when it is called."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ EXTRAS = {"typer": "cli", "rich": "cli", "sklearn": "experiments", "vl_convert":
 
 
 def main() -> None:
-    """Run ``sortition``; if a package is missing, say which extra brings it and exit with status 2."""
+    """Run ``sortition``; if a package is missing, name the extra that installs it and exit with status 2."""
     try:
         from sortition.cli.commands import app
 
@@ -18,7 +18,7 @@ def main() -> None:
         if package not in EXTRAS:
             raise
         print(
-            f"sortition: {package} must be installed for this command, got no such module; "
+            f"sortition: this command needs the package {package}, which is not installed; "
             f"run: pip install 'sortition[{EXTRAS[package]}]'",
             file=sys.stderr,
         )

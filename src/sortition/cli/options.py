@@ -1,4 +1,4 @@
-"""Checks of what comes from the command line: each error says what was expected and what came."""
+"""What the commands share: checks of their options, files to write to, and a progress bar."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.text import Text
 
 LONGEST_LIST = 80
-"""Names of so many characters in all fit into an error."""
+"""Names with this many characters in all fit into an error."""
+SHOWN_EVERY = 50
+"""The bar is updated once in this many calls."""
 
 
 def whole_number(least: int) -> Callable[[str], int]:
-    """A parser whose error, unlike typer's own, says what came."""
+    """A parser whose error, unlike typer's own, shows the value."""
 
     def parse(text: str) -> int:
         if not str(text).isdecimal() or int(text) < least:
@@ -25,7 +30,7 @@ def whole_number(least: int) -> Callable[[str], int]:
 
 
 def number(text: str) -> float:
-    """A number, or an error that says what came."""
+    """A number, or an error that shows the value."""
     try:
         return float(text)
     except ValueError:
@@ -33,9 +38,9 @@ def number(text: str) -> float:
 
 
 def unknown(name: str, known: Collection[str], listed_by: str) -> typer.BadParameter:
-    """The error for a name that is not ``known``: names those that are or, of many, the closest.
+    """The error for a name that is not ``known``: it lists the known names or, if they are many, the closest.
 
-    ``listed_by`` is the command that prints them all.
+    ``listed_by`` is the command that prints all of them.
     """
     names = ", ".join(known)
     if len(names) <= LONGEST_LIST:
@@ -46,7 +51,7 @@ def unknown(name: str, known: Collection[str], listed_by: str) -> typer.BadParam
 
 
 def one_of(names: Collection[str], listed_by: str = "--help") -> Callable[[str], str]:
-    """A check that a name is out of ``names``."""
+    """A check that a name is one of ``names``."""
 
     def check(name: str) -> str:
         if name not in names:
@@ -59,9 +64,9 @@ def one_of(names: Collection[str], listed_by: str = "--help") -> Callable[[str],
 def some_of(
     known: Collection[str], listed_by: str, *, factories: bool = False
 ) -> Callable[[str | None], str | None]:
-    """A check that names, separated by commas, are ``known`` or, where there may be any, factories (a:b).
+    """A check that names, separated by commas, are ``known`` or, with ``factories``, like module:factory.
 
-    Blanks around them are taken away.
+    Blanks around names are removed.
     """
 
     def check(names: str | None) -> str | None:
@@ -77,7 +82,7 @@ def some_of(
 
 
 def writable_file(path: Path | None) -> Path | None:
-    """Check that a file can be written where it is to be."""
+    """Check that a file can be written at this path."""
     if path is not None and not can_be_written_to(path.absolute().parent):
         raise typer.BadParameter(f"expected a file in a directory that can be written to, got {str(path)!r}.")
     return path
@@ -98,7 +103,7 @@ def writable_directory(path: Path | None) -> Path | None:
 
 
 def can_be_written_to(directory: Path) -> bool:
-    """Whether a file can be made there; only trying tells (/proc says that it can)."""
+    """Whether a file can be made there; only trying tells (/proc claims that it can)."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             return True
@@ -107,8 +112,56 @@ def can_be_written_to(directory: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file; the error of a full disk, too, names it."""
+    """Write a file; its path is in the error even if the disk is full."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+class RoundsProgress:
+    """A bar on stderr with rounds a second and the time left; without a terminal nothing is shown.
+
+    ``what`` is counted. If ``total`` is not known yet, ``advance`` gives it.
+    """
+
+    def __init__(self, total: int | None, what: str = "rounds") -> None:
+        console = Console(stderr=True)
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            RoundsPerSecond(what),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task(what, total=total)
+
+    def __enter__(self) -> RoundsProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    def advance_to(self, rounds: int) -> None:
+        """Show that this many rounds are done."""
+        self._bar.update(self._task, completed=rounds)
+
+    def advance(self, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` are done; cheap enough to be called for each of them."""
+        if not self._bar.disable and (done % SHOWN_EVERY == 0 or done == total):
+            self._bar.update(self._task, completed=done, total=total)
+
+
+class RoundsPerSecond(ProgressColumn):
+    """The speed, once it is known."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def render(self, task: Task) -> Text:
+        """The speed as text."""
+        return Text("starting" if task.speed is None else f"{task.speed:.0f} {self._what}/s")

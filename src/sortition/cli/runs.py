@@ -13,9 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sortition.cli.app import app
-from sortition.cli.options import whole_number, writable_file
-from sortition.cli.progress import RoundsProgress
+from sortition.cli.options import RoundsProgress, whole_number, writable_file
 from sortition.core.errors import LedgerError
 from sortition.ledger import RunRecord, read_run, verify_run
 from sortition.ledger.store import counted
@@ -31,6 +29,7 @@ from sortition.ledger.summary import (
     whole_file,
 )
 
+app = typer.Typer()
 runs_app = typer.Typer()
 app.add_typer(runs_app, name="runs")
 

@@ -1,4 +1,4 @@
-"""How long a round takes, for a thousand clients and for a billion.
+"""How long a round of a sampler takes, for a thousand clients and for a billion.
 
 Each number of clients is measured in a process of its own, so that its peak memory is its own. Only ratios
 within one run mean anything: machines differ, and so do the hours of one machine.
@@ -13,44 +13,49 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from sortition.core.cohort import Cohort
+from sortition import AdaptiveOSMDSampler, Cohort, ConfigurationError
 from sortition.core.designs import draw_with_replacement
-from sortition.core.errors import ConfigurationError
 from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
 from sortition.core.rates import meta_rate
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.variance import log_feedback
-from sortition.samplers.osmd import AdaptiveOSMDSampler
+from sortition.lab.contestants import CONTESTANTS, EXPLORATION, ORACLES, Trial
 
 Regime: TypeAlias = Literal["fresh", "adapted"]
 REGIMES: tuple[str, ...] = ("fresh", "adapted")
 
 HORIZON = 1000
-"""num_rounds of the sampler: it makes eight experts."""
+"""num_rounds of the sampler: Adaptive-OSMD makes eight experts of it."""
+DEFAULT_SAMPLER = "adaptive-osmd"
 RATE_SCALES = (1.0, 30.0, 300.0, 3e3, 3e4, 3e5)
-"""Tried in this order in the adapted regime, until ``MOVED`` is reached."""
+"""Adaptive-OSMD in the adapted regime: tried in this order, until ``MOVED`` is reached."""
 MOVED = 0.5
-"""In the adapted regime at least so much of the distribution is not the prior any more."""
-ALL_MET_UP_TO = 10**6
+"""The share of Adaptive-OSMD's distribution that has left the prior in the adapted regime, at least."""
+ALL_SEEN_UP_TO = 10**6
 CHOICE_UP_TO = 10**7
 DENSE_UP_TO = 10**5
-EXPLORATION = 0.4
+ORACLES_UP_TO = 10**7
+"""An oracle is shown the norms of all clients."""
+MOST_CLIENTS = 10**15
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One number of clients; times in microseconds, nan where something was not measured."""
 
+    sampler: str
     num_clients: int
     cohort_size: int
     regime: Regime
     rounds: int
     num_experts: int
+    """0 if the sampler has none."""
     draw_median: float
+    """For an oracle this includes the reading of all norms."""
     draw_worst: float
     observe_median: float
     observe_worst: float
@@ -59,12 +64,13 @@ class Measurement:
     choice_median: float
     """numpy's ``Generator.choice(M, K, p=p)``: a draw alone, nothing learnt."""
     dense_median: float
-    """Draw and observe of the dense specification, in its first rounds, where nothing has been learnt."""
+    """Draw and observe of Adaptive-OSMD's dense specification, in its first rounds, before it has learnt."""
     clients_seen: int
+    """Clients drawn at least once."""
     share_of_seen: float
-    """The probability of all clients met so far together."""
+    """The probability of all seen clients together."""
     share_adapted: float
-    """How much of the distribution is not the prior any more; at most 1 - exploration = 0.6."""
+    """The share of Adaptive-OSMD's distribution that has left the prior; at most 1 - exploration = 0.6."""
     peak_megabytes: float
     """Of the whole process, before numpy's and the dense comparison are run."""
 
@@ -74,51 +80,84 @@ class Measurement:
         return self.draw_median + self.observe_median
 
 
+@dataclass(frozen=True)
+class BenchTrial(Trial):
+    """A trial with clients of equal weight, without an array of all clients."""
+
+    num_clients: int = 0
+
+    def common(self) -> dict[str, Any]:
+        """The arguments that every sampler takes."""
+        return {"num_clients": self.num_clients, "cohort_size": self.cohort_size, "design": self.design}
+
+
+def most_clients(sampler: str) -> int:
+    """The largest number of clients for which the sampler can be measured."""
+    return ORACLES_UP_TO if sampler in ORACLES else MOST_CLIENTS
+
+
 def measure_each(
     clients: Sequence[int],
     cohort_size: int,
     rounds: int,
     regime: Regime,
+    sampler: str = DEFAULT_SAMPLER,
     on_measured: Callable[[Measurement], None] = lambda measurement: None,
 ) -> list[Measurement]:
     """Measure one number of clients after another, each in a process of its own."""
     results = []
     for num_clients in clients:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            results.append(process.submit(measure, num_clients, cohort_size, rounds, regime).result())
+            task = process.submit(measure, num_clients, cohort_size, rounds, regime, sampler)
+            results.append(task.result())
         on_measured(results[-1])
     return results
 
 
-def measure(num_clients: int, cohort_size: int, rounds: int, regime: Regime) -> Measurement:
-    """Time ``rounds`` rounds, with the kernels compiled before and, if wanted, the distribution adapted."""
-    _compile(cohort_size)
-    if regime == "adapted":
-        sampler = _adapted(num_clients, cohort_size, rounds)
-    else:
-        sampler = _sampler(num_clients, cohort_size, rate_scale=1.0)
+def measure(
+    num_clients: int, cohort_size: int, rounds: int, regime: Regime, sampler: str = DEFAULT_SAMPLER
+) -> Measurement:
+    """Time ``rounds`` rounds of a sampler, named as in ``sortition compare``.
+
+    The kernels are compiled before; in the adapted regime the sampler has also learnt before.
+    """
+    if sampler not in CONTESTANTS:
+        raise ConfigurationError(f"sampler must be one of {', '.join(CONTESTANTS)}, got {sampler!r}")
+    if num_clients > most_clients(sampler):
+        raise ConfigurationError(
+            f"num_clients must be at most {most_clients(sampler):.0e} for {sampler}, got {num_clients:.0e}"
+        )
+    _compile(sampler, cohort_size)
+    run = (
+        _adapted(sampler, num_clients, cohort_size, rounds)
+        if regime == "adapted"
+        else _Run(_make(sampler, num_clients, cohort_size))
+    )
     draws, observations = np.empty(rounds), np.empty(rounds)
     for i in range(rounds):
-        draws[i], observations[i] = _one_round(sampler)
-    met, share, adapted = sampler.clients_seen, sampler.share_of_seen, sampler.share_adapted
-    spike = sum(_one_round(sampler, spike=True))
+        draws[i], observations[i] = run.one_round()
+    seen = run.seen()
+    share = float(run.sampler.probabilities(seen).sum())
+    adapted = float(getattr(run.sampler, "share_adapted", np.nan))
+    spike = sum(run.one_round(spike=True))
     memory = peak_megabytes()
-    choice = _time_choice(sampler) if num_clients <= CHOICE_UP_TO else np.nan
-    dense = _time_dense(sampler) if num_clients <= DENSE_UP_TO else np.nan
+    choice = _time_choice(run.sampler) if num_clients <= CHOICE_UP_TO else np.nan
+    has_dense = sampler == DEFAULT_SAMPLER and num_clients <= DENSE_UP_TO
     return Measurement(
+        sampler=sampler,
         num_clients=num_clients,
         cohort_size=cohort_size,
         regime=regime,
         rounds=rounds,
-        num_experts=len(sampler.expert_weights),
+        num_experts=len(getattr(run.sampler, "expert_weights", ())),
         draw_median=1e6 * float(np.median(draws)),
         draw_worst=1e6 * float(draws.max()),
         observe_median=1e6 * float(np.median(observations)),
         observe_worst=1e6 * float(observations.max()),
         spike=1e6 * spike,
         choice_median=1e6 * choice,
-        dense_median=1e6 * dense,
-        clients_seen=met,
+        dense_median=1e6 * _time_dense(run.sampler) if has_dense else np.nan,
+        clients_seen=len(seen),
         share_of_seen=share,
         share_adapted=adapted,
         peak_megabytes=memory,
@@ -143,68 +182,109 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def _sampler(num_clients: int, cohort_size: int, rate_scale: float) -> AdaptiveOSMDSampler:
-    return AdaptiveOSMDSampler(
-        num_clients=num_clients,
+class _Run:
+    """A sampler and the clients that it has drawn."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self._drawn: list[IntArray] = []
+        self._everybody = np.arange(sampler.num_clients) if hasattr(sampler, "reveal") else None
+
+    def one_round(self, *, spike: bool = False) -> tuple[float, float]:
+        """Seconds of the draw and of the feedback."""
+        if self._everybody is not None:
+            all_norms = norms_of(self._everybody, len(self._drawn))
+        start = time.perf_counter()
+        if self._everybody is not None:
+            self.sampler.reveal(all_norms)
+        cohort = self.sampler.draw()
+        drawn = time.perf_counter() - start
+        norms = norms_of(cohort.clients, cohort.round_index)
+        if spike and len(norms):
+            norms[0] = 1e300
+        start = time.perf_counter()
+        self.sampler.observe(cohort, norms)
+        observed = time.perf_counter() - start
+        self._drawn.append(cohort.clients)
+        return drawn, observed
+
+    def see_everybody(self) -> None:
+        """Draw every client once, in cohorts of available clients.
+
+        Such a draw has weight one, while a draw from all clients would have had weight M / K. So the feedback
+        is raised by as much, and the sampler learns as much as from an ordinary draw.
+        """
+        sampler = self.sampler
+        everybody = np.random.default_rng(0).permutation(sampler.num_clients)
+        raised = np.sqrt(sampler.num_clients / sampler.cohort_size)
+        for first in range(0, sampler.num_clients, sampler.cohort_size):
+            if self._everybody is not None:
+                sampler.reveal(np.ones(sampler.num_clients))
+            cohort = sampler.draw(available=everybody[first : first + sampler.cohort_size])
+            sampler.observe(cohort, raised * norms_of(cohort.clients, cohort.round_index))
+            self._drawn.append(cohort.clients)
+
+    def seen(self) -> IntArray:
+        """The clients drawn so far."""
+        return np.unique(np.concatenate(self._drawn))
+
+
+def _make(sampler: str, num_clients: int, cohort_size: int) -> Any:
+    trial = BenchTrial(
+        client_weights=np.zeros(0),
         cohort_size=cohort_size,
         num_rounds=HORIZON,
-        exploration=EXPLORATION,
         feedback_bound=1.0 / num_clients**2,
-        rate_scale=rate_scale,
+        design="with_replacement",
+        seed=0,
+        num_clients=num_clients,
     )
+    return CONTESTANTS[sampler](trial)
 
 
-def _one_round(sampler: AdaptiveOSMDSampler, *, spike: bool = False) -> tuple[float, float]:
-    start = time.perf_counter()
-    cohort = sampler.draw()
-    drawn = time.perf_counter() - start
-    norms = norms_of(cohort.clients, cohort.round_index)
-    if spike:
-        norms[0] = 1e300
-    start = time.perf_counter()
-    sampler.observe(cohort, norms)
-    return drawn, time.perf_counter() - start
-
-
-def _compile(cohort_size: int) -> None:
+def _compile(sampler: str, cohort_size: int) -> None:
     """Run every kernel once, on a federation of ten times the cohort."""
-    sampler = AdaptiveOSMDSampler(num_clients=10 * cohort_size, cohort_size=cohort_size, num_rounds=HORIZON)
+    run = _Run(_make(sampler, 10 * cohort_size, cohort_size))
     for spike in (False, True, False):
-        _one_round(sampler, spike=spike)
+        run.one_round(spike=spike)
 
 
-def _adapted(num_clients: int, cohort_size: int, rounds: int) -> AdaptiveOSMDSampler:
-    """A sampler that has left the prior, at the lowest rates that get it there."""
+def _adapted(sampler: str, num_clients: int, cohort_size: int, rounds: int) -> _Run:
+    """A run in which all clients were seen where that is feasible, and that has learnt for ``rounds`` rounds.
+
+    Adaptive-OSMD has also left the prior, at the lowest rates that get it there.
+    """
+    if sampler != DEFAULT_SAMPLER:
+        return _learn(_Run(_make(sampler, num_clients, cohort_size)), rounds)
     moved = 0.0
     for rate_scale in RATE_SCALES:
-        sampler = _sampler(num_clients, cohort_size, rate_scale)
-        _adapt(sampler, rounds)
-        if sampler.share_adapted >= MOVED:
-            return sampler
-        moved = max(moved, sampler.share_adapted)
+        built = AdaptiveOSMDSampler(
+            num_clients=num_clients,
+            cohort_size=cohort_size,
+            num_rounds=HORIZON,
+            exploration=EXPLORATION,
+            feedback_bound=1.0 / num_clients**2,
+            rate_scale=rate_scale,
+        )
+        run = _learn(_Run(built), rounds)
+        if built.share_adapted >= MOVED:
+            return run
+        moved = max(moved, built.share_adapted)
     raise ConfigurationError(
         f"rounds must be enough to move {MOVED} of the distribution of {num_clients} clients away from the "
         f"prior, got {rounds}, which move {moved:.2g}"
     )
 
 
-def _adapt(sampler: AdaptiveOSMDSampler, rounds: int) -> None:
-    """Meet everybody where that is possible, and learn until the distribution has left the prior.
-
-    Who takes part because all the available do has weight one. A draw would have had weight M / K: the
-    feedback is raised by as much, so that meeting a client teaches what drawing it would have.
-    """
-    if sampler.num_clients <= ALL_MET_UP_TO:
-        everybody = np.random.default_rng(0).permutation(sampler.num_clients)
-        raised = np.sqrt(sampler.num_clients / sampler.cohort_size)
-        for first in range(0, sampler.num_clients, sampler.cohort_size):
-            cohort = sampler.draw(available=everybody[first : first + sampler.cohort_size])
-            sampler.observe(cohort, raised * norms_of(cohort.clients, cohort.round_index))
+def _learn(run: _Run, rounds: int) -> _Run:
+    if run.sampler.num_clients <= ALL_SEEN_UP_TO:
+        run.see_everybody()
     for _ in range(rounds):
-        _one_round(sampler)
+        run.one_round()
+    return run
 
 
-def _time_choice(sampler: AdaptiveOSMDSampler) -> float:
+def _time_choice(sampler: Any) -> float:
     p = sampler.probabilities()
     p /= p.sum()
     generator = np.random.default_rng(0)

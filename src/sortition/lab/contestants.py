@@ -1,27 +1,40 @@
 """The samplers that a comparison knows by name, each configured as its own paper says.
 
-None is tuned to the federation. Those that need a bound on the feedback get the same one: the largest
+None is tuned to the federation. All samplers that need a bound on the feedback get the same one: the largest
 feedback at the initial model, which the paper obtains from a pre-training phase (Section 6).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sortition.core.designs import Design
-from sortition.core.protocols import Sampler
-from sortition.core.types import FloatArray
-from sortition.samplers.avare import AvareSampler
-from sortition.samplers.empirical_bayes import EmpiricalBayesSampler
-from sortition.samplers.kvib import KVibSampler
-from sortition.samplers.mabs import MABSSampler
-from sortition.samplers.oracles import OptimalClientSampler, OptimalSampler
-from sortition.samplers.osmd import AdaptiveOSMDSampler, DoublingOSMDSampler
-from sortition.samplers.static import ProportionalSampler, UniformSampler
-from sortition.samplers.vrb import VRBSampler
+import numpy as np
 
+from sortition import (
+    AdaptiveOSMDSampler,
+    AvareSampler,
+    ConfigurationError,
+    DoublingOSMDSampler,
+    EmpiricalBayesSampler,
+    KVibSampler,
+    MABSSampler,
+    OptimalClientSampler,
+    OptimalSampler,
+    ProportionalSampler,
+    Sampler,
+    UniformSampler,
+    VRBSampler,
+)
+from sortition.core.designs import Design
+from sortition.core.types import FloatArray
+
+BASELINE = "uniform"
+"""What every other sampler is compared with."""
 EXPLORATION = 0.4
 
 
@@ -36,6 +49,21 @@ class Trial:
     design: Design
     seed: int
 
+    @classmethod
+    def at_start(
+        cls,
+        client_weights: FloatArray,
+        initial_norms: FloatArray,
+        *,
+        cohort_size: int,
+        num_rounds: int,
+        design: Design,
+        seed: int,
+    ) -> Trial:
+        """A trial whose bound is the largest feedback of ``initial_norms``, those of the initial model."""
+        bound = float(np.max((client_weights * initial_norms) ** 2))
+        return cls(client_weights, cohort_size, num_rounds, bound, design, seed)
+
     def common(self) -> dict[str, Any]:
         """The arguments that every sampler takes."""
         return {
@@ -47,7 +75,7 @@ class Trial:
         }
 
     def bounded(self) -> dict[str, Any]:
-        """The arguments of those that explore and know a bound on the feedback."""
+        """The arguments of samplers that explore and know a bound on the feedback."""
         return {**self.common(), "exploration": EXPLORATION, "feedback_bound": self.feedback_bound}
 
 
@@ -60,7 +88,7 @@ def uniform(trial: Trial) -> Sampler:
 
 
 def proportional(trial: Trial) -> Sampler:
-    """p = lambda: by the size of the data, which has to be known."""
+    """p = lambda: in proportion to the data, whose sizes must be known."""
     return ProportionalSampler(**trial.common())
 
 
@@ -137,7 +165,35 @@ CONTESTANTS: dict[str, Contestant] = {
 """All of them, in the order in which a table shows them; the oracles come last."""
 
 ORACLES = frozenset({"optimal-client-sampling", "optimal"})
-"""Those that are shown what no real server sees: they set the scale, and win nothing."""
+"""Samplers that are shown what no real server sees: they set the scale, and win nothing."""
 
 INDEPENDENT_ONLY = frozenset({"k-vib", "optimal-client-sampling"})
-"""Those that are defined for independent draws alone."""
+"""Samplers that are defined for independent draws only."""
+
+
+def find_contestant(name: str) -> Contestant:
+    """A contestant by name, or ``package.module:factory``: a callable that makes a sampler from a Trial.
+
+    Modules in the current directory are found, too.
+    """
+    if name in CONTESTANTS:
+        return CONTESTANTS[name]
+    module, colon, factory = name.partition(":")
+    if not colon:
+        raise ConfigurationError(
+            f"samplers must be out of {', '.join(CONTESTANTS)}, or package.module:factory, got {name!r}"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Contestant = getattr(importlib.import_module(module), factory)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: :x and .a:b
+        raise ConfigurationError(f"samplers: {name!r} can't be found: {error}") from error
+    return found
+
+
+def with_baseline(contestants: Mapping[str, Contestant]) -> dict[str, Contestant]:
+    """The contestants, with uniform sampling first if it is not among them."""
+    if not contestants:
+        raise ConfigurationError("contestants must name at least one sampler, got none")
+    return dict(contestants) if BASELINE in contestants else {BASELINE: uniform, **contestants}

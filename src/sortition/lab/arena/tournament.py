@@ -1,26 +1,74 @@
-"""Every sampler against every environment: who is run where, and what comes out."""
+"""Every sampler against every environment: which runs are made, and what comes out.
+
+In *replay* a sampler hears the norms of a recorded or generated trace, those of the clients it drew. In
+*closed loop* it drives the training of a federation.
+"""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from sortition.core.errors import ConfigurationError
-from sortition.core.protocols import Sampler
+from sortition import Cohort, ConfigurationError, Sampler, SortitionError
+from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
-from sortition.lab.arena.closed import ClosedLoop, judge, train
-from sortition.lab.arena.replay import Variance, replay, summarise
-from sortition.lab.arena.trace import Environment, Split, seeds_of
-from sortition.lab.compare import BASELINE
-from sortition.lab.contestants import CONTESTANTS, Contestant, Trial, uniform
+from sortition.lab.arena.environments import Environment, Split, Training, seeds_of
+from sortition.lab.arena.traces import Trace
+from sortition.lab.contestants import BASELINE, Contestant, Trial, with_baseline
 from sortition.lab.parallel import Progress, Tick, run_tasks
-from sortition.lab.trajectory import Trajectory
+from sortition.lab.training import Trajectory, training_rounds, variance_ratio
+
+REFERENCE = "optimal"
+TARGET_SHARE = 0.8
+SMOOTHING_SHARE = 0.1
+EARLY_SHARE = 0.1
+SEGMENTS = 20
+
+
+@dataclass(frozen=True)
+class Variance:
+    r"""Sampling variance of one run: means over rounds of :math:`l_t(p^t) / l_t(p^\star)`; 1 is perfect."""
+
+    mean: float
+    """Over all rounds."""
+    early: float
+    """Over the first tenth of them."""
+    segments: tuple[float, ...]
+    """Over each of 20 equal parts of the run, or of as many as there are rounds."""
+
+    @classmethod
+    def of_run(cls, ratios: FloatArray) -> Variance:
+        """The measures of a run with these ratios, round by round.
+
+        >>> Variance.of_run(np.array([4.0, 2.0] + 18 * [1.0])).early
+        3.0
+        """
+        early = ratios[: max(1, round(EARLY_SHARE * len(ratios)))]
+        parts = np.array_split(ratios, min(SEGMENTS, len(ratios)))
+        return cls(float(ratios.mean()), float(early.mean()), tuple(float(part.mean()) for part in parts))
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """What training with one sampler came to, in one environment."""
+
+    target_loss: float
+    """Uniform sampling's loss after 80% of the rounds."""
+    rounds_to_target: int | None
+    """Rounds until the smoothed mean loss is at most the target; None if it never is."""
+    rounds_to_uniform: float | None
+    """The same, over that of uniform sampling."""
+    reference_loss: float | None
+    """Optimal sampling's loss after 80% of the rounds, where it takes part."""
+    rounds_to_reference: int | None
+    """Rounds until the smoothed mean loss is at most that of optimal sampling after 80% of the rounds."""
+    rounds_to_optimal: float | None
+    """The same, over that of optimal sampling."""
+    final_loss: float
+    """Mean loss over the last tenth of the rounds and the seeds."""
 
 
 @dataclass(frozen=True)
@@ -59,24 +107,6 @@ class Arena:
         return np.array(values, dtype=float).reshape(len(self.environments), len(self.samplers))
 
 
-def find_contestant(name: str) -> Contestant:
-    """A contestant by name, or ``package.module:factory``: a callable that makes a sampler from a Trial."""
-    if name in CONTESTANTS:
-        return CONTESTANTS[name]
-    module, colon, factory = name.partition(":")
-    if not colon:
-        raise ConfigurationError(
-            f"samplers must be out of {', '.join(CONTESTANTS)}, or package.module:factory, got {name!r}"
-        )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Contestant = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: :x and .a:b
-        raise ConfigurationError(f"samplers: {name!r} can't be found: {error}") from error
-    return found
-
-
 def run_replay(
     contestants: Mapping[str, Contestant],
     environments: Sequence[Environment],
@@ -89,10 +119,11 @@ def run_replay(
 ) -> Arena:
     """Replay every environment's traces to every contestant, and to uniform sampling if it is missing.
 
-    The first ``skip`` seeds of the split are left out: those that somebody has looked at. ``progress`` is
-    called with the rounds done so far. A trace is made once; its seed is also the sampler's.
+    The first ``skip`` seeds of the split are left out, for example because somebody has looked at them.
+    ``progress`` is called with the rounds done so far. A trace is made once; its seed is also the sampler's.
     """
-    everybody, numbers = _checked(contestants, environments, split, seeds, skip, jobs)
+    numbers = _checked_seeds(environments, split, seeds, skip, jobs)
+    everybody = with_baseline(contestants)
     tasks = [
         partial(_replay_all, everybody, environment, seed) for environment in environments for seed in numbers
     ]
@@ -115,44 +146,136 @@ def run_closed_loop(
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> Arena:
-    """Let every contestant drive the training, in those of the environments where there is training."""
-    trained = [environment for environment in environments if environment.training is not None]
-    everybody, numbers = _checked(contestants, trained, split, seeds, skip, jobs)
-    tasks = [
-        partial(_train_one, name, contestant, environment, seed)
-        for environment in trained
-        for name, contestant in everybody.items()
-        for seed in numbers
-    ]
-    outcomes = iter(run_tasks(tasks, jobs, progress))
+    """Let every contestant drive the training; environments without training are left out."""
+    trained = {environment: environment.training for environment in environments}
+    trainings = {environment.name: training for environment, training in trained.items() if training}
+    chosen = tuple(environment for environment in environments if environment.name in trainings)
+    numbers = _checked_seeds(chosen, split, seeds, skip, jobs)
+    everybody = with_baseline(contestants)
     scores = []
-    for environment in trained:
-        trajectories = {name: [next(outcomes) for _ in numbers] for name in everybody}
+    for name, trajectories in train_all(everybody, trainings, numbers, jobs, progress).items():
         verdicts = judge(trajectories)
         runs = {
-            name: tuple(summarise(trajectory.variance_ratios) for trajectory in of_name)
-            for name, of_name in trajectories.items()
+            sampler: tuple(Variance.of_run(trajectory.variance_ratios) for trajectory in of_sampler)
+            for sampler, of_sampler in trajectories.items()
         }
-        scores += [_score(environment.name, name, runs, verdicts[name]) for name in everybody]
-    return Arena("closed", split, tuple(numbers), tuple(trained), tuple(everybody), tuple(scores))
+        scores += [_score(name, sampler, runs, verdicts[sampler]) for sampler in everybody]
+    return Arena("closed", split, tuple(numbers), chosen, tuple(everybody), tuple(scores))
 
 
-def _checked(
+def train_all(
     contestants: Mapping[str, Contestant],
-    environments: Sequence[Environment],
-    split: Split,
-    seeds: int,
-    skip: int,
-    jobs: int,
-) -> tuple[dict[str, Contestant], list[int]]:
+    trainings: Mapping[str, Training],
+    seeds: Sequence[int],
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> dict[str, dict[str, list[Trajectory]]]:
+    """Train with every contestant in every environment: by environment and sampler, a run for each seed."""
+    tasks = [
+        partial(_train_one, name, contestant, environment, training, seed)
+        for environment, training in trainings.items()
+        for name, contestant in contestants.items()
+        for seed in seeds
+    ]
+    outcomes = iter(run_tasks(tasks, jobs, progress))
+    return {
+        environment: {name: [next(outcomes) for _ in seeds] for name in contestants}
+        for environment in trainings
+    }
+
+
+def judge(trajectories: Mapping[str, Sequence[Trajectory]]) -> dict[str, ClosedLoop]:
+    """Rounds to the losses of uniform and of optimal sampling, and the final loss, for every sampler."""
+    curves = {
+        name: smooth(np.asarray(np.mean([run.losses for run in runs], axis=0)))
+        for name, runs in trajectories.items()
+    }
+    place = round(TARGET_SHARE * len(curves[BASELINE])) - 1
+    targets = {name: float(curves[name][place]) for name in (BASELINE, REFERENCE) if name in curves}
+
+    def rounds(name: str, against: str) -> tuple[int | None, float | None]:
+        if against not in targets:
+            return None, None
+        needed = rounds_to(curves[name], targets[against])
+        its_own = rounds_to(curves[against], targets[against])
+        return needed, needed / its_own if needed and its_own else None
+
+    return {
+        name: ClosedLoop(
+            targets[BASELINE],
+            *rounds(name, BASELINE),
+            targets.get(REFERENCE),
+            *rounds(name, REFERENCE),
+            final_loss=float(curve[-1]),
+        )
+        for name, curve in curves.items()
+    }
+
+
+def smooth(curve: FloatArray) -> FloatArray:
+    """Mean over a trailing window of 10% of the rounds, at least one; at the start, over what there is.
+
+    >>> smooth(np.arange(30.0))[:4]
+    array([0. , 0.5, 1. , 2. ])
+    """
+    window = max(1, round(SMOOTHING_SHARE * len(curve)))
+    sums = np.concatenate([[0.0], np.cumsum(curve)])
+    ends = np.arange(1, len(curve) + 1)
+    starts = np.maximum(ends - window, 0)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+
+
+def rounds_to(curve: FloatArray, target: float) -> int | None:
+    """The number of rounds after which ``curve`` first is at most ``target``; None if it never is.
+
+    >>> rounds_to(np.array([3.0, 2.0, 1.0]), 2.0), rounds_to(np.array([3.0, 2.0]), 1.0)
+    (2, None)
+    """
+    reached = np.flatnonzero(curve <= target)
+    return int(reached[0]) + 1 if len(reached) else None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An algorithm that trains nothing: clients report the norms of a trace. The state is None."""
+
+    def start(self, problem: Trace) -> None:
+        """Nothing."""
+
+    def all_norms(self, state: None, problem: Trace, round_index: int) -> FloatArray:
+        """The norms of the round."""
+        return np.asarray(problem.norms[round_index])
+
+    def __call__(
+        self, state: None, cohort: Cohort, problem: Trace, round_index: int
+    ) -> tuple[None, FloatArray]:
+        """The norms of the cohort."""
+        return None, problem.norms[round_index][cohort.clients]
+
+
+def replay(sampler: Sampler, trace: Trace, on_round: Callable[[], None] = lambda: None) -> FloatArray:
+    r"""The variance ratio :math:`l_t(p^t) / l_t(p^\star)` of a sampler in each measured round of a trace.
+
+    An oracle is shown the round's norms before it draws; other samplers see only the norms of their cohorts.
+    """
+    ratios = []
+    for done in training_rounds(
+        sampler, trace, Replay(), trace.num_rounds, measure_every=trace.measured_every
+    ):
+        if done.probabilities is not None and done.norms is not None:
+            ratios.append(variance_ratio(done.probabilities, trace.client_weights, done.norms))
+        on_round()
+    return np.array(ratios)
+
+
+def _checked_seeds(
+    environments: Sequence[Environment], split: Split, seeds: int, skip: int, jobs: int
+) -> list[int]:
     whole_number("jobs", jobs, least=1)
     whole_number("skip", skip, least=0)
-    numbers = seeds_of(split, whole_number("seeds", seeds, least=1), skip)
-    for name, given in (("contestants", contestants), ("environments", environments)):
-        if not given:
-            raise ConfigurationError(f"{name} must name at least one, got none")
-    everybody = dict(contestants) if BASELINE in contestants else {BASELINE: uniform, **contestants}
-    return everybody, numbers
+    if not environments:
+        raise ConfigurationError("environments must name at least one that this mode can run, got none")
+    return seeds_of(split, whole_number("seeds", seeds, least=1), skip)
 
 
 def _replay_all(
@@ -161,27 +284,28 @@ def _replay_all(
     trace = environment.trace(seed)
     outcome = {}
     for name, contestant in contestants.items():
-        sampler = _make(name, contestant, environment, trace.trial(seed))
-        outcome[name] = summarise(replay(sampler, trace, tick))
+        sampler = _make(name, contestant, environment.name, trace.trial(seed))
+        outcome[name] = Variance.of_run(replay(sampler, trace, tick))
     return outcome
 
 
 def _train_one(
-    name: str, contestant: Contestant, environment: Environment, seed: int, tick: Tick
+    name: str, contestant: Contestant, environment: str, training: Training, seed: int, tick: Tick
 ) -> Trajectory:
-    training = environment.training
-    assert training is not None, "filtered by the caller"
-    return train(partial(_make, name, contestant, environment), training, seed, tick)
+    return training.train(partial(_make, name, contestant, environment), seed, tick)
 
 
-def _make(name: str, contestant: Contestant, environment: Environment, trial: Trial) -> Sampler:
-    """The contestant's sampler; what its factory raises, which may be anybody's, is said in one line."""
+def _make(name: str, contestant: Contestant, environment: str, trial: Trial) -> Sampler:
+    """The contestant's sampler; an error of its factory, which may be a user's, becomes one line."""
     try:
         sampler = contestant(trial)
+    except SortitionError as error:
+        error.add_note(f"in sampler {name!r}, environment {environment}")
+        raise
     except Exception as error:
         said = " ".join(str(error).split())
         raise ConfigurationError(
-            f"samplers: {name!r} raised {type(error).__name__}: {said} in environment {environment.name}"
+            f"samplers: {name!r} raised {type(error).__name__}: {said} in environment {environment}"
         ) from error
     if not isinstance(sampler, Sampler):
         raise ConfigurationError(f"samplers: {name!r} must make a Sampler, got {type(sampler).__name__}")

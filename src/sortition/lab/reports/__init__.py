@@ -1,1 +1,1 @@
-"""Results to tables and files; rich is imported only in ``table``."""
+"""Results as tables, files, charts and pages."""

@@ -1,20 +1,24 @@
-"""A figure as a Vega-Lite specification: one source for PNG, SVG and the interactive page."""
+"""Curves as Vega-Lite specifications: one source for PNG, SVG and the interactive page.
+
+A curve with more rounds than points is drawn in stretches: a point then stands for several rounds, and a band
+shows the least and the largest of their values, so that no round is hidden.
+"""
 
 from __future__ import annotations
 
-from itertools import count, cycle
+from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from sortition.lab.reports.stretches import in_words, points, short
-from sortition.lab.reproduce import Curve, Result
+from sortition.core.types import FloatArray
 
 POINTS, WIDE_POINTS = 100, 300
-"""Points of a curve at most, in a panel and in a chart as wide as the page; see ``stretches``."""
+"""Points of a curve at most, in a panel and in a chart as wide as the page."""
 WIDTH, HEIGHT = 250, 170
 LARGEST = 1e300
-"""What is larger is drawn there: the sum of a stretch must be finite, and the axis have room."""
+"""Larger values are drawn there: the sum of a stretch must be finite, and the axis needs room."""
 MANY_DECADES = 1e3
 """A logarithmic axis that spans more has lines at the powers of ten only."""
 COLOURS = {
@@ -30,12 +34,6 @@ COLOURS = {
 """A sampler has the same colour in every chart."""
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222", "#56b4e9", "#7f7f7f")
 OTHERS = ("#6a3d9a", "#8c6d31", "#1b9e9e", "#a6cee3")
-VARIANT_TITLES = {"text": "As the text says", "authors": "As the authors' code does"}
-AXIS_TITLES = {
-    "log loss": "log of the training loss",
-    "log regret": "log of the cumulative regret",
-    "accuracy": "validation accuracy",
-}
 _POWER_OF_TEN = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-9"
 _DECADES = {
     "labelExpr": "datum.label === '' ? '' : format(datum.value, '~g')",
@@ -47,32 +45,14 @@ _DECADES = {
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
 
-def chart(result: Result) -> dict[str, Any]:
-    """The whole figure: for each variant, a row a quantity and a column a panel."""
-    if result.figure.name == "fig5":
-        return _page(_sizes(result))
-    numbers = count()  # a selection needs a name of its own within the chart
-    blocks = []
-    for variant in dict.fromkeys(curve.variant for curve in result.curves):
-        mine = [curve for curve in result.curves if curve.variant == variant]
-        rows = []
-        for quantity in dict.fromkeys(curve.quantity for curve in mine):
-            panels = dict.fromkeys(curve.panel for curve in mine)
-            rows.append(
-                {
-                    "hconcat": [
-                        _panel(
-                            [c for c in mine if c.quantity == quantity and c.panel == panel],
-                            panel,
-                            zoom=f"zoom{next(numbers)}",
-                        )
-                        for panel in panels
-                    ]
-                }
-            )
-        blocks.append({"title": _title(VARIANT_TITLES[variant]), "vconcat": rows})
-    rounds = max((len(curve.mean) for curve in result.curves), default=0)
-    return _page({"vconcat": blocks, "spacing": 30}, in_words(rounds, POINTS, "round", spread=True))
+@dataclass(frozen=True)
+class Series:
+    """One line of a chart: values, and how far they spread to both sides."""
+
+    label: str
+    x: FloatArray
+    mean: FloatArray
+    spread: FloatArray
 
 
 def line_chart(
@@ -85,7 +65,7 @@ def line_chart(
     target: float | None = None,
     height: int = 320,
 ) -> dict[str, Any]:
-    """Plain curves as wide as the page, for other reports: name -> (x, y).
+    """Plain curves as wide as the page: name -> (x, y).
 
     ``log`` is for a logarithmic axis, which leaves out what is not positive, ``share`` for one from 0 to
     100%; ``target`` is a value to draw a dashed line at. Where a point stands for many rounds, the line is
@@ -97,7 +77,7 @@ def line_chart(
         y[np.isfinite(y)] = y[np.isfinite(y)].clip(-LARGEST, LARGEST)
         if log:
             y[~(y > 0.0)] = np.nan
-        curves.append(Curve("", "", name, y_title, 0.0, np.asarray(x, float), y, np.zeros(len(y))))
+        curves.append(Series(name, np.asarray(x, float), y, np.zeros(len(y))))
     y_axis: dict[str, Any] = {
         "field": "y",
         "type": "quantitative",
@@ -115,28 +95,29 @@ def line_chart(
     if share:  # a little room above, or the line at 100% is cut
         y_axis["scale"] = {"domain": [0, 1.04], "nice": False}
         y_axis["axis"] = {"format": "%", "values": [0, 0.25, 0.5, 0.75, 1]}
-    panel = _panel(curves, "", x_title, y_axis, zoom="zoom", most=WIDE_POINTS, median=log)
+    panel = panel_chart(curves, "", x_title, y_title, y_axis, zoom="zoom", most=WIDE_POINTS, median=log)
     if target is not None:
         rule = {"type": "rule", "strokeDash": [6, 4], "color": "#555555", "clip": True}
         panel["layer"].append({"data": {"values": [{"y": target}]}, "mark": rule, "encoding": {"y": y_axis}})
     rounds = max((len(curve.mean) for curve in curves), default=0)
-    about = in_words(rounds, WIDE_POINTS, x_title, median=log)
-    return _page({**panel, "width": "container", "height": height}, about)
+    about = stretches_in_words(rounds, WIDE_POINTS, x_title, median=log)
+    return whole_chart({**panel, "width": "container", "height": height}, about)
 
 
-def _panel(
-    curves: list[Curve],
-    panel: str,
-    x_title: str = "round",
+def panel_chart(
+    curves: list[Series],
+    title: str,
+    x_title: str,
+    y_title: str,
     y_axis: dict[str, Any] | None = None,
     *,
     zoom: str,
     most: int = POINTS,
     median: bool = False,
 ) -> dict[str, Any]:
+    """Curves in one panel, to be put into :func:`whole_chart`; ``zoom`` must be a name of its own there."""
     labels = [curve.label for curve in curves]
     colours = _colours(labels)
-    y_title = AXIS_TITLES.get(curves[0].quantity, curves[0].quantity)
     x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": 5}}
     colour = {
         "field": "sampler",
@@ -172,7 +153,7 @@ def _panel(
             },
         }
     ]
-    if spans:  # stretches as steps, for one that stands out must be seen; deviations from round to round
+    if spans:  # stretches are drawn as steps, so that a single one is seen; deviations as a smooth band
         deviations = any(np.any(curve.spread > 0.0) for curve in curves)
         band_style = {"opacity": 0.18} if deviations else {"opacity": 0.3, "interpolate": "step"}
         band = {
@@ -181,7 +162,7 @@ def _panel(
         }
         layers.insert(0, band)
     return {
-        "title": panel,
+        "title": title,
         "width": WIDTH,
         "height": HEIGHT,
         "data": {"values": values},
@@ -198,47 +179,60 @@ def _colours(labels: list[str]) -> list[str]:
     return [colour or next(others) for colour in own]
 
 
-def _sizes(result: Result) -> dict[str, Any]:
-    values = [
-        {"variant": VARIANT_TITLES[curve.variant], "size": str(int(size)), "clients": round(count)}
-        for curve in result.curves
-        for size, count in zip(curve.rounds, curve.mean, strict=True)
-    ]
-    order = ["1", "5", "10", "30", "100"]
-    x = {
-        "field": "size",
-        "type": "ordinal",
-        "sort": order,
-        "title": "training images",
-        "axis": {"labelAngle": 0},
-    }
-    y = {"field": "clients", "type": "quantitative", "title": "clients"}
-    layer = [
-        {"mark": {"type": "bar", "color": PALETTE[0]}, "encoding": {"x": x, "y": y}},
-        {
-            "mark": {"type": "text", "dy": -6},
-            "encoding": {"x": x, "y": y, "text": {"field": "clients"}},
-        },
-    ]
-    return {
-        "hconcat": [
+def stretch_length(rounds: int, most: int) -> int:
+    """Rounds to a point, so that there are no more than ``most`` points; 1 if they are few."""
+    return max(1, -(-rounds // most))
+
+
+def points(curve: Series, most: int, *, median: bool = False) -> list[dict[str, Any]]:
+    """What to draw: the mean or median of each stretch, and the least and largest that its rounds span.
+
+    ``x`` is the middle of the stretch and ``at`` names its rounds. A round without a number is left out.
+    """
+    low, high = curve.mean - curve.spread, curve.mean + curve.spread
+    length = stretch_length(len(curve.mean), most)
+    found = []
+    for first in range(0, len(curve.mean), length):
+        places = np.arange(first, min(first + length, len(curve.mean)))
+        known = places[np.isfinite(low[places]) & np.isfinite(high[places])]
+        if not len(known):
+            continue
+        begin, end = curve.x[places[0]], curve.x[places[-1]]
+        values = curve.mean[known]
+        centre = np.median(values) if median else values.mean()
+        found.append(
             {
-                "title": title,
-                "width": WIDTH,
-                "height": HEIGHT,
-                "data": {"values": [value for value in values if value["variant"] == title]},
-                "layer": layer,
+                "sampler": curve.label,
+                "x": float((begin + end) / 2),
+                "at": f"{begin:g}" if begin == end else f"{begin:.0f} to {end:.0f}",
+                "y": short(centre),
+                "low": short(low[known].min()),
+                "high": short(high[known].max()),
             }
-            for title in dict.fromkeys(value["variant"] for value in values)
-        ]
-    }
+        )
+    return found
 
 
-def _title(text: str) -> dict[str, Any]:
-    return {"text": text, "anchor": "start", "fontSize": 14, "offset": 10}
+def stretches_in_words(
+    rounds: int, most: int, what: str, *, median: bool = False, spread: bool = False
+) -> str:
+    """What a point stands for; nothing if each round has its own."""
+    length = stretch_length(rounds, most)
+    if length == 1:
+        return ""
+    rest = f" (the last for {rounds % length})" if rounds % length else ""
+    centre = "median" if median else "mean"
+    band = "spans all of theirs" if spread else "goes from their least to their largest"
+    return f"Each point stands for {length} {what}s{rest}: the line is their {centre}, the band {band}."
 
 
-def _page(spec: dict[str, Any], about: str = "") -> dict[str, Any]:
+def short(value: float) -> float:
+    """Six digits: enough to draw, whatever the scale."""
+    return float(f"{value:.6g}")
+
+
+def whole_chart(spec: dict[str, Any], about: str = "") -> dict[str, Any]:
+    """A specification with the looks that all charts share; ``about`` describes it."""
     return {
         "$schema": SCHEMA,
         **({"description": about} if about else {}),

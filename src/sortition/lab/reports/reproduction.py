@@ -1,24 +1,35 @@
-"""What ``sortition reproduce`` leaves behind: plain files for each figure, and one page to look at."""
+"""What ``sortition reproduce`` leaves: files for each figure, a page, and blocks in Markdown pages."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from datetime import date
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sortition.core.errors import DataError
-from sortition.lab.reports.charts import VARIANT_TITLES, chart
+from sortition.lab.reports.charts import (
+    HEIGHT,
+    PALETTE,
+    POINTS,
+    WIDTH,
+    Series,
+    panel_chart,
+    stretches_in_words,
+    whole_chart,
+)
 from sortition.lab.reports.page import Page, picture_png, picture_svg
-from sortition.lab.reproduce import Plan, Result, Scale
-from sortition.lab.reproduce.departures import DEPARTURES, OUR_READINGS
-from sortition.lab.reproduce.origin import in_words
-from sortition.lab.reproduce.store import write_whole
+from sortition.lab.reproduce.figures import VARIANTS, Scale
+from sortition.lab.reproduce.finished import origins_in_words, write_whole
+from sortition.lab.reproduce.results import Curve, Plan, Result
+from sortition.lab.reproduce.variants import DEPARTURES, OUR_READINGS
 
 COLUMNS = ("variant", "panel", "sampler", "quantity", "step_size", "round", "mean", "std")
 TABLE_COLUMNS = (
@@ -36,6 +47,13 @@ TABLE_COLUMNS = (
     "tolerance",
     "within",
 )
+VARIANT_TITLES = {"text": "As the text says", "authors": "As the authors' code does"}
+AXIS_TITLES = {
+    "log loss": "log of the training loss",
+    "log regret": "log of the cumulative regret",
+    "accuracy": "validation accuracy",
+}
+VARIANT_NAMES = {"text": "text", "authors": "authors' code"}
 
 
 def check_outputs(directories: Sequence[Path], quick: bool) -> None:
@@ -62,7 +80,7 @@ def check_outputs(directories: Sequence[Path], quick: bool) -> None:
 
 def write_figure(result: Result, directory: Path, provenance: dict[str, Any]) -> None:
     """``curves.csv``, ``figure.png``, ``figure.svg`` and, when all is there, ``summary.json``."""
-    spec = chart(result)
+    spec = figure_chart(result)
     write_whole(directory / "curves.csv", _curves(result).encode())
     write_whole(directory / "figure.png", picture_png(spec))
     write_whole(directory / "figure.svg", picture_svg(spec))
@@ -111,8 +129,11 @@ def made(provenance: dict[str, Any]) -> str:
     """When and by which code: that of the runs is said apart where it was not the one that drew them."""
     drawn, runs = {name: provenance[name] for name in ("commit", "versions")}, provenance["runs_made_by"]
     if runs in ([], [drawn]):
-        return f"Made on {provenance['date']} from {in_words([drawn])}"
-    return f"Drawn on {provenance['date']} from {in_words([drawn])}, out of runs made from {in_words(runs)}"
+        return f"Made on {provenance['date']} from {origins_in_words([drawn])}"
+    runs_said = origins_in_words(runs)
+    return (
+        f"Drawn on {provenance['date']} from {origins_in_words([drawn])}, out of runs made from {runs_said}"
+    )
 
 
 def report_page(results: Sequence[Result], provenance: dict[str, Any]) -> str:
@@ -152,14 +173,14 @@ def _section(page: Page, result: Result) -> None:
     page.heading(f"Figure {figure.name[3:]}: {figure.title}")
     page.paragraph(f"{figure.section}. The paper says: {figure.claim}")
     if figure.name == "fig5":
-        page.chart(chart(result))
+        page.chart(figure_chart(result))
         return
     page.paragraph(
         "Lines are means over the repeats, bands one standard deviation. Drag to move, scroll to zoom, "
         "double-click to reset.",
         note=True,
     )
-    page.chart(chart(result))
+    page.chart(figure_chart(result))
     if result.diverged:
         page.paragraph(f"{result.diverged} runs diverged at every step size, and are left out.", note=True)
     page.table(
@@ -205,3 +226,233 @@ def _curves(result: Result) -> str:
             line = (curve.variant, curve.panel, curve.label, curve.quantity, step, int(moment))
             writer.writerow([*line, *values])
     return text.getvalue()
+
+
+def figure_chart(result: Result) -> dict[str, Any]:
+    """The whole figure: for each variant, a row a quantity and a column a panel."""
+    if result.figure.name == "fig5":
+        return whole_chart(_sizes_chart(result))
+    numbers = count()  # a selection needs a name of its own within the chart
+    blocks = []
+    for variant in dict.fromkeys(curve.variant for curve in result.curves):
+        mine = [curve for curve in result.curves if curve.variant == variant]
+        rows = []
+        for quantity in dict.fromkeys(curve.quantity for curve in mine):
+            panels = dict.fromkeys(curve.panel for curve in mine)
+            rows.append(
+                {
+                    "hconcat": [
+                        panel_chart(
+                            [_series(c) for c in mine if c.quantity == quantity and c.panel == panel],
+                            panel,
+                            "round",
+                            AXIS_TITLES.get(quantity, quantity),
+                            zoom=f"zoom{next(numbers)}",
+                        )
+                        for panel in panels
+                    ]
+                }
+            )
+        blocks.append({"title": _title(VARIANT_TITLES[variant]), "vconcat": rows})
+    rounds = max((len(curve.mean) for curve in result.curves), default=0)
+    return whole_chart(
+        {"vconcat": blocks, "spacing": 30}, stretches_in_words(rounds, POINTS, "round", spread=True)
+    )
+
+
+def _series(curve: Curve) -> Series:
+    return Series(curve.label, curve.rounds, curve.mean, curve.spread)
+
+
+def _sizes_chart(result: Result) -> dict[str, Any]:
+    values = [
+        {"variant": VARIANT_TITLES[curve.variant], "size": str(int(size)), "clients": round(count)}
+        for curve in result.curves
+        for size, count in zip(curve.rounds, curve.mean, strict=True)
+    ]
+    order = ["1", "5", "10", "30", "100"]
+    x = {
+        "field": "size",
+        "type": "ordinal",
+        "sort": order,
+        "title": "training images",
+        "axis": {"labelAngle": 0},
+    }
+    y = {"field": "clients", "type": "quantitative", "title": "clients"}
+    layer = [
+        {"mark": {"type": "bar", "color": PALETTE[0]}, "encoding": {"x": x, "y": y}},
+        {
+            "mark": {"type": "text", "dy": -6},
+            "encoding": {"x": x, "y": y, "text": {"field": "clients"}},
+        },
+    ]
+    return {
+        "hconcat": [
+            {
+                "title": title,
+                "width": WIDTH,
+                "height": HEIGHT,
+                "data": {"values": [value for value in values if value["variant"] == title]},
+                "layer": layer,
+            }
+            for title in dict.fromkeys(value["variant"] for value in values)
+        ]
+    }
+
+
+def _title(text: str) -> dict[str, Any]:
+    return {"text": text, "anchor": "start", "fontSize": 14, "offset": 10}
+
+
+def fill_page(page: Path, results: Sequence[Result], provenance: dict[str, Any]) -> list[str]:
+    """Replace what stands between ``<!-- NAME -->`` and ``<!-- end -->``, and draw the pictures NAME.svg.
+
+    Blocks of figures that were not run stay as they are, and only pictures that the page shows are drawn.
+    Returns the names of the blocks replaced.
+    """
+    text = read_page(page)
+    blocks = _blocks(results, provenance)
+    filled = []
+    for name, block in blocks.items():
+        opening = f"<!-- {name} -->\n"
+        before, found, rest = text.partition(opening)
+        if found:
+            text = f"{before}{opening}\n{block}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+            filled.append(name)
+    for result in results:
+        for picture in re.findall(rf"\((\S*\b{result.figure.name}\.svg)\)", text):
+            write_whole(page.parent / picture, picture_svg(figure_chart(result)))
+    write_whole(page, text.encode())
+    return filled
+
+
+def read_page(page: Path) -> str:
+    """The text of a page that can be filled: it has marks, and an end to each."""
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the page must be text that can be read, got {str(page)!r} ({error})") from None
+    marks = re.findall(r"^<!-- (\S+) -->$", text, re.MULTILINE)
+    if not marks or "end" in marks[::2] or set(marks[1::2]) != {"end"} or len(marks) % 2:
+        raise DataError(
+            f"the page must have blocks that begin with <!-- NAME --> and end with <!-- end -->, got "
+            f"{str(page)!r} with {', '.join(marks) or 'none'}"
+        )
+    return text
+
+
+def _blocks(results: Sequence[Result], provenance: dict[str, Any]) -> dict[str, str]:
+    images = "; ".join(f"{name}: {source}" for name, source in provenance["images"].items())
+    blocks = {
+        "provenance": f"{made(provenance)}: "
+        f"{provenance['rounds']} rounds, {provenance['repeats']} repeats, {provenance['image_repeats']} on "
+        "images" + (f" ({images})" if images else "") + ".\n",
+        "departures": _markdown_table(("what", "text", "authors' code"), DEPARTURES),
+        "readings": "".join(f"- {reading}\n" for reading in OUR_READINGS),
+    }
+    for result in results:
+        name = result.figure.name
+        if result.table:
+            blocks["published"] = _published(result)
+            blocks["published-in-the-end"] = _published_in_the_end(result)
+        if result.bounds and name == "fig1":
+            blocks["bounds"] = _markdown_table(
+                ("panel", "regret", "variation of the optimum", "bound of Theorem 8", "kept"),
+                [(b["panel"], b["regret"], b["variation"], b["bound"], b["kept"]) for b in result.bounds],
+            )
+        blocks[name] = _sizes_table(result) if name == "fig5" else _finals(result)
+    return blocks
+
+
+def _published(result: Result) -> str:
+    """A row a published number, the variants side by side."""
+    rows: dict[tuple[Any, ...], list[Any]] = {}
+    for row in result.table:
+        key = (row["panel"], row["sampler"], row["quantity"], row["round"], row["published"])
+        cells = rows.setdefault(key, [None] * 5)
+        measured = f"{row['measured']:.2f} ± {row['spread']:.2f}".replace("-", "−")
+        if row["variant"] == "authors":
+            cells[:4] = [row["replayed"], row["of figure"], measured, row["within"]]
+        else:
+            cells[4] = measured
+    runs = max(row["runs"] for row in result.table)
+    ten = min(row["runs"] for row in result.table)
+    columns = ("panel", "sampler", "quantity", "round", "published")
+    return _markdown_table(
+        (*columns, "replayed", "our first 10 runs", f"our {runs} runs", "within", f"text, {ten} runs"),
+        [(*key, *cells) for key, cells in rows.items()],
+    )
+
+
+def _published_in_the_end(result: Result) -> str:
+    """The same after the last round, for a page with less room."""
+    last = max(row["round"] for row in result.table)
+    rows: dict[tuple[Any, ...], list[Any]] = {}
+    for row in result.table:
+        if row["round"] == last:
+            cells = rows.setdefault((row["panel"], row["sampler"], row["quantity"], row["published"]), [])
+            cells += [row["replayed"], row["measured"]] if row["variant"] == "authors" else [row["measured"]]
+    return _markdown_table(
+        ("", "sampler", "", "published", "replayed", "our random numbers", "as the text says"),
+        [(*key, *cells) for key, cells in rows.items()],
+    )
+
+
+def _finals(result: Result) -> str:
+    """The last round: a row a line, the variants and quantities side by side."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    columns: dict[str, None] = {}
+    for row in result.final():
+        column = f"{row['quantity']}, {VARIANT_NAMES[row['variant']]}"
+        columns[column] = None
+        value = "-" if row["mean"] is None else f"{row['mean']:.2f} ± {row['spread']:.2f}".replace("-", "−")
+        if (
+            len({candidate.step_size for candidate in result.figure.runs()}) > 2
+            and row["quantity"] == "log loss"
+        ):
+            value += f" (step {row['step_size']:g})"
+        rows.setdefault((row["panel"], row["sampler"]), {})[column] = value
+    ordered = sorted(columns, key=lambda column: column.split(", ")[0] == "log regret")
+    ordered = [
+        column for variant in VARIANTS for column in ordered if column.endswith(VARIANT_NAMES[variant])
+    ]
+    return _markdown_table(
+        ("panel", "sampler", *ordered),
+        [(*key, *(cells.get(column, "-") for column in ordered)) for key, cells in rows.items()],
+    )
+
+
+def _sizes_table(result: Result) -> str:
+    """Figure 5: how many clients have how many images; a size stands in the place of a round."""
+    counts = {
+        (int(size), curve.variant): round(count)
+        for curve in result.curves
+        for size, count in zip(curve.rounds, curve.mean, strict=True)
+    }
+    variants = [variant for variant in VARIANTS if any(variant == own for _, own in counts)]
+    totals = [sum(size * count for (size, own), count in counts.items() if own == v) for v in variants]
+    sizes = sorted({size for size, _ in counts})
+    return _markdown_table(
+        ("training images of a client", *(f"clients, {VARIANT_NAMES[variant]}" for variant in variants)),
+        [
+            *((size, *(counts.get((size, variant), 0) for variant in variants)) for size in sizes),
+            ("images in all", *totals),
+        ],
+    )
+
+
+def _markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_markdown_cell(value) for value in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        text = f"{value:.2e}" if abs(value) >= 1e5 else f"{value:.2f}"
+        return text.replace("-", "−", 1) if value < 0 else text
+    return str(value).replace("|", "\\|")

@@ -1,13 +1,26 @@
-"""The paper's eight figures: what is run for each, in both variants."""
+"""The paper's eight figures: what is run for each, in both variants, and which numbers were published."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
 
-from sortition.core.errors import ConfigurationError
-from sortition.lab.reproduce.published import PUBLISHED
-from sortition.lab.reproduce.settings import IMAGES, REPLAYED, RunSettings, Variant
+from sortition import ConfigurationError
+from sortition.core.designs import Design
+
+FORMAT = 3
+"""Raised when the same settings come to mean another run: older results are then not used."""
+
+Variant: TypeAlias = Literal["text", "authors"]
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+SYNTHETIC = ("heterogeneous", "one-coordinate")
+IMAGES = ("mnist", "kmnist", "fashion-mnist")
+REPLAYED = "replayed"
+"""The authors' data and their random numbers, for all their samplers in turn."""
+SAMPLERS_REPLAYED = 5
 
 FIGURES = tuple(f"fig{number}" for number in range(1, 9))
 SPREADS = (1.0, 3.0, 10.0)
@@ -18,6 +31,91 @@ IMAGE_STEP_SIZES = {"mnist": 0.075, "kmnist": 0.075, "fashion-mnist": 0.03}
 TUNING_REPEATS = 3
 """Repeats that a step size is chosen by; the others are run at the one chosen."""
 PROPORTIONAL = "Proportional (not in the paper)"
+
+PUBLISHED_ROUNDS = (100, 500, 1000)
+TOLERANCE = 0.15
+"""In log-loss; or one published standard deviation, if that is more."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One sampler on one federation, once."""
+
+    variant: Variant
+    problem: str
+    """One of ``SYNTHETIC`` or ``IMAGES``, or ``REPLAYED``."""
+    sampler: str
+    num_rounds: int
+    cohort_size: int
+    step_size: float
+    seed: int
+    spread: float = 0.0
+    """sigma, or nu; of synthetic federations."""
+    algorithm: Literal["sgd", "scaffold"] = "sgd"
+    exploration: float = 0.4
+    design: Design = "with_replacement"
+    evaluate_every: int = 1
+    repeats: int = 1
+    """One after another on one stream of random numbers, where the authors' are replayed."""
+    images: str = ""
+    """Digest of the images and labels, where the problem is made of these."""
+
+    def plain(self) -> dict[str, Any]:
+        """As a dictionary that JSON can hold."""
+        return asdict(self)
+
+    def name(self) -> str:
+        """In words: enough to find the run by.
+
+        >>> RunSettings("text", "heterogeneous", "uniform", 10, 5, 0.1, seed=0, spread=1.0).name()
+        'uniform on heterogeneous 1 (text, sgd, step 0.1, seed 0)'
+        """
+        problem = self.problem if self.problem in IMAGES else f"{self.problem} {self.spread:g}"
+        how = f"{self.variant}, {self.algorithm}, step {self.step_size:g}, seed {self.seed}"
+        return f"{self.sampler} on {problem} ({how})"
+
+    def key(self) -> str:
+        """A name for the results of these settings.
+
+        >>> one = RunSettings("text", "heterogeneous", "uniform", 10, 5, 0.1, seed=0, spread=1.0)
+        >>> two = RunSettings("text", "heterogeneous", "uniform", 10, 5, 0.1, seed=1, spread=1.0)
+        >>> one.key() == two.key()
+        False
+        """
+        text = json.dumps({"format": FORMAT, **self.plain()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def rounds_in_all(self) -> int:
+        """How many rounds, and ticks, the run takes."""
+        return self.num_rounds * (SAMPLERS_REPLAYED * self.repeats if self.problem == REPLAYED else 1)
+
+    def regret_is_measured(self) -> bool:
+        """The norms of all clients are computed in every round of a synthetic federation."""
+        return self.problem in SYNTHETIC
+
+
+@dataclass(frozen=True)
+class Published:
+    """Log of the training loss after 100, 500 and 1000 rounds, mean of 10 runs, and what else there is."""
+
+    panel: str
+    label: str
+    log_losses: tuple[float, float, float]
+    spread: float
+    """Standard deviation between runs, after 1000 rounds: the only one published, used for all three."""
+    log_regret: float | None = None
+    """Log of the cumulative regret after 1000 rounds; its spread was not published."""
+
+
+PUBLISHED = (
+    Published("σ = 3", "Uniform", (1.43, 0.21, -0.69), 0.70, 12.82),
+    Published("σ = 3", "Optimal (oracle)", (1.10, -0.26, -1.18), 0.02),
+    Published("σ = 3", "Adaptive-OSMD", (1.01, -0.27, -1.19), 0.06, 11.29),
+    Published("σ = 10", "Uniform", (3.24, 3.18, 2.04), 1.77, 16.69),
+    Published("σ = 10", "Optimal (oracle)", (0.99, -0.26, -1.02), 0.02),
+    Published("σ = 10", "Adaptive-OSMD", (1.05, -0.25, -1.00), 0.05, 11.42),
+)
+"""Figure 1, authors' code: M = 100, K = 5, batches of 10, step 0.1, alpha = 0.4, T = 1000."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +163,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is run: the paper's numbers, or a look at everything within a minute."""
+    """How much is run: the paper's numbers, or a quick look at everything within a minute."""
 
     rounds: int = 1000
     repeats: int = 10

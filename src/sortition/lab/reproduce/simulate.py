@@ -1,28 +1,49 @@
-"""One run: the rounds, and what the figures show of them."""
+r"""One run of a figure: its rounds, and the curves that the figure shows.
+
+Figure 1's published runs can also be replayed with the authors' random numbers, drawn in the authors'
+order. With other random numbers ten runs scatter around the published means; with theirs the means agree to
+the last published digit, if everything that decides a run is understood. Samplers, data and steps are those
+of the authors' variant; only the random numbers differ. One stream of numpy's legacy generator, seeded anew
+for each :math:`\sigma`, serves all repeats of five samplers in turn. A round takes from it a mini-batch for
+each client, then the draws of clients. A sampler that learns takes a mini-batch for each client before its
+first round, for its bound.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sortition import Cohort, OptimalSampler
+from sortition.core.designs import weigh_with_replacement
 from sortition.core.theory import adaptive_regret_bound, best_above_floor, total_variation
-from sortition.core.types import FloatArray
-from sortition.lab.algorithms.scaffold import Scaffold, ScaffoldState
-from sortition.lab.problems.images import ImageFederation
-from sortition.lab.problems.least_squares import LeastSquares
-from sortition.lab.reproduce.authors import authors_image_loss
-from sortition.lab.reproduce.build import Start, make_algorithm, make_problem, make_sampler
-from sortition.lab.reproduce.replay import replay
-from sortition.lab.reproduce.settings import REPLAYED, RunSettings
-from sortition.samplers.oracles import OptimalSampler
+from sortition.core.types import FloatArray, IntArray
+from sortition.core.variance import log_feedback
+from sortition.lab.algorithms import FedSGD, ScaffoldState
+from sortition.lab.problems.least_squares import AUTHORS_SEED, LeastSquares, authors_heterogeneous
+from sortition.lab.problems.softmax import SoftmaxFederation
+from sortition.lab.reproduce.figures import REPLAYED, RunSettings
+from sortition.lab.reproduce.variants import (
+    Start,
+    authors_image_loss,
+    make_algorithm,
+    make_problem,
+    make_sampler,
+)
+from sortition.lab.training import Problem, training_rounds
 
 DIVERGED = 1e100
 """A loss beyond this one, or none at all, ends a run: from there on it counts as infinite."""
 OTHER_BATCHES = ("uniform", "optimal")
 """Samplers whose regret the authors measure on mini-batches that were not stepped on, or not at all."""
+SAMPLERS = ("uniform", "optimal", "adaptive-osmd", "mabs", "vrb")
+"""Replayed samplers, in the order in which they take from the stream."""
+BATCH_SIZE = 10
+"""Of the replayed runs."""
 
 
 def simulate(
@@ -38,47 +59,37 @@ def simulate(
     ``variation`` and the ``bound`` of Theorem 8.
     """
     if settings.problem == REPLAYED:
-        return replay(settings, tick)
+        return replay_published(settings, tick)
     problem = make_problem(settings, data)
-    state: Any = problem.initial_model()
     algorithm = make_algorithm(settings)
-    everybody = np.arange(problem.num_clients)
+    initial, everybody = problem.initial_model(), np.arange(problem.num_clients)
     measured, authors = settings.regret_is_measured(), settings.variant == "authors"
-    feedback = np.zeros((settings.num_rounds, problem.num_clients)) if measured else np.zeros((0, 0))
-    probabilities = np.zeros_like(feedback)
-
-    norms = problem.all_norms(state, 0)
+    norms = np.zeros((settings.num_rounds, problem.num_clients)) if measured else np.zeros((0, 0))
+    probabilities = np.zeros_like(norms)
     start = Start(
-        settings, problem, (problem.client_weights * norms) ** 2, problem.batch_losses(state, everybody, 0)
+        settings,
+        problem,
+        (problem.client_weights * problem.all_norms(initial, 0)) ** 2,
+        problem.batch_losses(initial, everybody, 0),
     )
-    sampler = make_sampler(start)
-    if isinstance(algorithm, Scaffold):
-        assert isinstance(problem, LeastSquares)
-        state = ScaffoldState.start(problem)
-        norms = _all_norms(algorithm, problem, state, 0)
-    model: FloatArray = problem.initial_model()
-
     evaluated: list[tuple[int, float, float]] = []
-    for round_index in range(settings.num_rounds):
-        if isinstance(sampler, OptimalSampler):
-            sampler.reveal(norms)
-        if measured:
-            feedback[round_index] = norms  # in the authors' variant replaced after the step
-            probabilities[round_index] = sampler.probabilities()
-        cohort = sampler.draw()
-        state, cohort_norms = algorithm(state, cohort, problem, round_index)
-        sampler.observe(cohort, cohort_norms)
-        model = state.model if isinstance(state, ScaffoldState) else state
-        done = round_index + 1
-        if done % settings.evaluate_every == 0 or done == settings.num_rounds:
-            evaluated.append((done, *_evaluate(settings, problem, model)))
+    for done in training_rounds(
+        make_sampler(start), problem, algorithm, settings.num_rounds, measure_every=int(measured)
+    ):
+        number = done.index + 1
+        if number % settings.evaluate_every == 0 or number == settings.num_rounds:
+            model = done.state.model if isinstance(done.state, ScaffoldState) else done.state
+            evaluated.append((number, *_evaluate(settings, problem, model)))
             if not evaluated[-1][1] < DIVERGED:
                 break
         if measured:
-            again = authors and settings.sampler not in OTHER_BATCHES
-            norms = _all_norms(algorithm, problem, state, round_index if again else done)
+            probabilities[done.index] = done.probabilities
+            norms[done.index] = done.norms
             if authors:
-                feedback[round_index] = norms
+                same_batches = settings.sampler not in OTHER_BATCHES
+                norms[done.index] = algorithm.all_norms(
+                    done.state, problem, done.index if same_batches else number
+                )
         tick()
 
     rounds, losses, accuracies = (np.array(column, dtype=float) for column in zip(*evaluated, strict=True))
@@ -86,24 +97,15 @@ def simulate(
         return _diverged(settings, rounds, losses, measured, tick)
     curves = {"rounds": rounds, "loss": losses}
     if measured:
-        feedback = (problem.client_weights * feedback) ** 2
-        curves |= _regret(settings, start.bound, feedback, probabilities)
+        curves |= _regret(settings, start.bound, (problem.client_weights * norms) ** 2, probabilities)
         curves["regret"] = curves["regret"][rounds.astype(int) - 1]
     else:
         curves["accuracy"] = accuracies
     return curves
 
 
-def _all_norms(algorithm: Any, problem: Any, state: Any, round_index: int) -> FloatArray:
-    """What every client's norm would be in this round, drawn or not."""
-    if isinstance(state, ScaffoldState):
-        updates = algorithm.updates(state, np.arange(problem.num_clients), problem, round_index)
-        return np.asarray(np.linalg.norm(updates, axis=1))
-    return np.asarray(problem.all_norms(state, round_index))
-
-
 def _evaluate(
-    settings: RunSettings, problem: LeastSquares | ImageFederation, model: FloatArray
+    settings: RunSettings, problem: LeastSquares | SoftmaxFederation, model: FloatArray
 ) -> tuple[float, float]:
     """The loss, and the accuracy where there is one."""
     if isinstance(problem, LeastSquares):
@@ -137,10 +139,138 @@ def _regret(
 def _diverged(
     settings: RunSettings, rounds: FloatArray, losses: FloatArray, measured: bool, tick: Callable[[], None]
 ) -> dict[str, FloatArray]:
-    """The curves of a run that left the numbers: infinite from there on."""
+    """The curves of a run that diverged: infinite from there on."""
     every = np.arange(settings.evaluate_every, settings.num_rounds + 1, settings.evaluate_every, dtype=float)
     whole = np.full(len(every), np.inf)
     whole[: len(losses) - 1] = losses[:-1]
     for _ in range(settings.num_rounds - int(rounds[-1]) + 1):
         tick()
     return {"rounds": every, "loss": whole, "regret" if measured else "accuracy": np.full(len(every), np.inf)}
+
+
+# The published runs, with the authors' random numbers -----------------------------------------------------
+
+
+class DealtLeastSquares(LeastSquares):
+    """Least squares whose mini-batches come from the authors' stream, anew whenever the round changes."""
+
+    def __init__(self, features: FloatArray, targets: FloatArray, stream: np.random.RandomState) -> None:
+        super().__init__(features, targets, batch_size=BATCH_SIZE)
+        self._stream = stream
+        self.begin_run()
+
+    def begin_run(self) -> None:
+        """Deal again, whatever the next round."""
+        self._dealt_for: int | None = None
+
+    def mini_batch(self) -> IntArray:
+        """The rows of one client's mini-batch, without repetition."""
+        return np.asarray(self._stream.permutation(self.samples)[:BATCH_SIZE])
+
+    def gradient(self, model: FloatArray, client: int, rows: IntArray) -> FloatArray:
+        """The update of one client on these of its rows."""
+        features, targets = self.features[client, rows], self.targets[client, rows]
+        return np.asarray((features @ model - targets) @ features / len(rows))
+
+    def _round(self, round_index: int) -> FloatArray:
+        if self._dealt_for != round_index:
+            rows = np.array([self.mini_batch() for _ in range(self.num_clients)], dtype=np.int64)
+            self._dealt: FloatArray = (rows + 0.5) / self.samples  # the uniform numbers that stand for them
+            self._dealt_for = round_index
+        return self._dealt
+
+
+class StreamSampler:
+    """A sampler whose draws come from the authors' stream."""
+
+    def __init__(self, sampler: Any, client_weights: FloatArray, stream: np.random.RandomState) -> None:
+        self.num_clients, self.cohort_size = sampler.num_clients, sampler.cohort_size
+        self.draws: IntArray = np.zeros(0, dtype=np.int64)
+        """The last draws in their order, a client as often as it was drawn."""
+        self._sampler, self._client_weights, self._stream = sampler, client_weights, stream
+        self._round_index = 0
+
+    def probabilities(self) -> FloatArray:
+        """Those of the sampler."""
+        return np.asarray(self._sampler.probabilities())
+
+    def draw(self) -> Cohort:
+        """The next cohort, with replacement."""
+        p = self.probabilities()
+        self.draws = self._stream.choice(self.num_clients, size=self.cohort_size, p=p)
+        drawn = weigh_with_replacement(self.draws, p[self.draws], self.cohort_size)
+        cohort = Cohort(self._round_index, self.cohort_size, *drawn)
+        self._round_index += 1
+        return cohort
+
+    def observe(self, cohort: Cohort, norms: FloatArray) -> None:
+        """Let the sampler learn."""
+        self._sampler.learn(cohort, log_feedback(self._client_weights[cohort.clients], norms))
+
+
+class StreamOracle(StreamSampler):
+    """Optimal sampling whose draws come from the authors' stream."""
+
+    def reveal(self, norms: FloatArray) -> None:
+        """Show the norms of the round to come."""
+        self._sampler.reveal(norms)
+
+
+@dataclass(frozen=True)
+class UniformSGD(FedSGD):
+    """The authors' uniform sampling: its steps use mini-batches of their own, one for each draw."""
+
+    sampler: StreamSampler
+
+    def __call__(
+        self, state: FloatArray, cohort: Cohort, problem: Problem, round_index: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """The next model; norms of one, from which uniform sampling learns nothing."""
+        assert isinstance(problem, DealtLeastSquares)
+        total = np.zeros_like(state)
+        for client in self.sampler.draws.tolist():
+            total += problem.gradient(state, client, problem.mini_batch())
+        return state - self.step_size * (total / len(self.sampler.draws)), np.ones(len(cohort))
+
+
+def replay_published(settings: RunSettings, tick: Callable[[], None] = lambda: None) -> dict[str, FloatArray]:
+    """All repeats of all ``SAMPLERS``: ``loss`` and cumulated ``regret`` are (repeats, samplers, rounds)."""
+    stream = np.random.RandomState(AUTHORS_SEED)
+    problem = DealtLeastSquares(*authors_heterogeneous(settings.spread), stream)
+    shape = (settings.repeats, len(SAMPLERS), settings.num_rounds)
+    losses, gaps = np.empty(shape), np.zeros(shape)
+    for repeat in range(settings.repeats):
+        for place, name in enumerate(SAMPLERS):
+            run = replace(settings, problem="heterogeneous", sampler=name)
+            _replay_one(run, problem, stream, tick, losses[repeat, place], gaps[repeat, place])
+    rounds = np.arange(1.0, settings.num_rounds + 1.0)
+    return {"rounds": rounds, "loss": losses, "regret": np.cumsum(gaps, axis=2)}
+
+
+def _replay_one(
+    settings: RunSettings,
+    problem: DealtLeastSquares,
+    stream: np.random.RandomState,
+    tick: Callable[[], None],
+    losses: FloatArray,
+    gaps: FloatArray,
+) -> None:
+    """One run; ``losses`` and ``gaps``, the regret of each round, are filled in."""
+    weights, everybody = problem.client_weights, np.arange(problem.num_clients)
+    problem.begin_run()
+    feedback = first_losses = np.zeros(problem.num_clients)
+    if settings.sampler not in OTHER_BATCHES:  # the others have no bound to know
+        model = problem.initial_model()
+        feedback = (weights * problem.all_norms(model, -1)) ** 2
+        first_losses = problem.batch_losses(model, everybody, -1)
+    built = make_sampler(Start(settings, problem, feedback, first_losses))
+    kind = StreamOracle if isinstance(built, OptimalSampler) else StreamSampler
+    sampler: Any = kind(built, weights, stream)
+    uniform = settings.sampler == "uniform"
+    algorithm = UniformSGD(settings.step_size, sampler) if uniform else make_algorithm(settings)
+    for done in training_rounds(sampler, problem, algorithm, settings.num_rounds):
+        losses[done.index] = problem.loss(done.state)
+        if settings.sampler != "optimal" and done.probabilities is not None:
+            roots = weights * problem.all_norms(done.state, done.index)
+            gaps[done.index] = np.sum(roots**2 / done.probabilities) - roots.sum() ** 2
+        tick()

@@ -1,23 +1,29 @@
-"""Finished runs as files: whole or not there, and never believed when they are neither."""
+"""Finished runs as files, each with the code that made it: whole or not there, and refused when damaged."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import platform
+import subprocess
 import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import sortition
 from sortition.core.errors import DataError
 from sortition.core.types import FloatArray
 from sortition.lab.parallel import Tick
-from sortition.lab.reproduce.settings import RunSettings
+from sortition.lab.reproduce.figures import RunSettings
 from sortition.lab.reproduce.simulate import simulate
+
+PACKAGE = Path(sortition.__file__).parent
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -95,3 +101,47 @@ def run_and_keep(
 ) -> None:
     """Run, and write the result: what a worker does."""
     RunStore(directory).save(settings, simulate(settings, data, tick), origin)
+
+
+def origin() -> dict[str, Any]:
+    """The commit and the versions of what is running."""
+    return {
+        "commit": commit(),
+        "versions": {
+            "sortition": sortition.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "numba": version("numba"),
+        },
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this code runs from, "+" for changes since; None outside of one."""
+    try:
+        name, changed = (
+            subprocess.run(
+                ["git", "-C", PACKAGE, *arguments], capture_output=True, text=True, check=True
+            ).stdout
+            for arguments in (
+                ["rev-parse", "--short", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no", "--", str(PACKAGE)],
+            )
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return name.strip() + ("+" if changed.strip() else "")
+
+
+def origins_in_words(origins: list[dict[str, Any]]) -> str:
+    """One after another, as a report says it.
+
+    >>> origins_in_words([{"commit": "abc", "versions": {"numpy": "2.4"}}, {"commit": None, "versions": {}}])
+    'commit abc with numpy 2.4; an unknown commit'
+    """
+    return "; ".join(
+        (f"commit {each['commit']}" if each["commit"] else "an unknown commit")
+        + (" with " if each["versions"] else "")
+        + ", ".join(f"{name} {number}" for name, number in each["versions"].items())
+        for each in origins
+    )

@@ -1,4 +1,4 @@
-"""The arena's outcome as a table, a heat map and JSON."""
+"""The arena's outcome: every sampler's standing, as tables, a heat map and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from sortition.core.types import FloatArray
-from sortition.lab.arena import Arena
+from sortition.lab.arena.tournament import Arena
 from sortition.lab.contestants import ORACLES
 
 MEASURES = {
@@ -35,9 +35,9 @@ class Standing:
     """Its largest ratio to uniform sampling in any environment."""
     worst_early_to_uniform: float
     first_places: int
-    """Environments in which no other sampler but an oracle is better."""
+    """Environments in which only oracles are better."""
     worst_behind: float
-    """Its largest ratio to the best sampler of an environment that is no oracle."""
+    """Its largest ratio to the best sampler of an environment, oracles apart."""
 
 
 def standings(arena: Arena) -> list[Standing]:
@@ -63,7 +63,7 @@ def standings(arena: Arena) -> list[Standing]:
 
 
 def arena_table(arena: Arena, measure: str = "ratio") -> Table:
-    """Environments by samplers, the best that is no oracle in bold, and what comes of it below."""
+    """Environments by samplers, the best one in bold (oracles apart), and the standings below."""
     values = arena.table(measure)
     real = np.array([name not in ORACLES for name in arena.samplers])
     table = _table(arena, MEASURES[measure])
@@ -189,7 +189,8 @@ def _table(arena: Arena, title: str) -> Table:
     table = Table(title=f"{title} ({_how(arena)})", padding=(0, 0))
     table.add_column("environment", no_wrap=True)
     for name in arena.samplers:
-        table.add_column(name.rpartition(":")[2].replace("-", "\n"), justify="right", vertical="bottom")
+        title = name.replace(":", ":\n").replace("-", "\n")  # factories of one name differ in their modules
+        table.add_column(title, justify="right", vertical="bottom")
     return table
 
 

@@ -1,6 +1,0 @@
-"""``python -m sortition.cli``: the same as ``sortition``."""
-
-from sortition.cli import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,547 @@
+"""``sortition compare``, ``arena``, ``bench`` and ``reproduce``: parse, call the lab, print."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sortition.cli.options import (
+    RoundsProgress,
+    number,
+    one_of,
+    some_of,
+    whole_number,
+    writable_directory,
+    writable_file,
+    write_text,
+)
+from sortition.core.designs import DESIGNS, Design
+from sortition.lab.arena.environments import ENVIRONMENTS, SPLITS, Split, digits_training, environments_of
+from sortition.lab.arena.tournament import Arena, run_closed_loop, run_replay
+from sortition.lab.bench import (
+    DEFAULT_SAMPLER,
+    MOST_CLIENTS,
+    REGIMES,
+    Measurement,
+    Regime,
+    measure_each,
+    most_clients,
+)
+from sortition.lab.compare import Comparison, compare
+from sortition.lab.contestants import BASELINE, CONTESTANTS, INDEPENDENT_ONLY, find_contestant
+from sortition.lab.problems.softmax import STEP_SIZE
+from sortition.lab.reports import comparison as comparison_report
+from sortition.lab.reports.page import picture_png, picture_svg
+from sortition.lab.reports.reproduction import (
+    check_outputs,
+    fill_page,
+    provenance,
+    read_page,
+    report_page,
+    write_figure,
+)
+from sortition.lab.reports.standings import MEASURES, arena_json, arena_table, closed_loop_table, heat_map
+from sortition.lab.reproduce.figures import FIGURES, FULL, QUICK, VARIANTS, Variant
+from sortition.lab.reproduce.finished import write_whole
+from sortition.lab.reproduce.results import Result, execute, plan
+
+app = typer.Typer()
+
+# sortition compare ------------------------------------------------------------------------------------------
+
+DEFAULT_SAMPLERS = ",".join(name for name in CONTESTANTS if name not in {"doubling-osmd", *INDEPENDENT_ONLY})
+
+
+@app.command("compare")
+def compare_command(
+    clients: Annotated[
+        int, typer.Option(parser=whole_number(2), metavar="N", help="Clients of the federation.")
+    ] = 100,
+    cohort: Annotated[
+        int, typer.Option(parser=whole_number(1), metavar="N", help="Clients drawn in a round.")
+    ] = 5,
+    rounds: Annotated[
+        int, typer.Option(parser=whole_number(2), metavar="N", help="Rounds of training.")
+    ] = 500,
+    repeats: Annotated[
+        int, typer.Option(parser=whole_number(1), metavar="N", help="Federations to average over.")
+    ] = 5,
+    samplers: Annotated[
+        str,
+        typer.Option(
+            callback=some_of(CONTESTANTS, "sortition compare --help"),
+            metavar="A,B,...",
+            show_default="all except doubling-osmd and the samplers of independent draws",
+            help=f"Out of {', '.join(CONTESTANTS)}.",
+        ),
+    ] = DEFAULT_SAMPLERS,
+    design: Annotated[
+        str,
+        typer.Option(callback=one_of(DESIGNS), metavar="NAME", help=f"How to draw: {', '.join(DESIGNS)}."),
+    ] = "with_replacement",
+    step_size: Annotated[
+        float, typer.Option(parser=number, metavar="X", help="Step size of the training, for all samplers.")
+    ] = STEP_SIZE,
+    seed: Annotated[
+        int, typer.Option(parser=whole_number(0), metavar="N", help="Repeat r uses seed + r.")
+    ] = 0,
+    jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
+    json: Annotated[
+        Path | None,
+        typer.Option(
+            callback=writable_file,
+            metavar="FILE",
+            dir_okay=False,
+            writable=True,
+            help="Write results and curves here.",
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            callback=writable_file,
+            metavar="FILE",
+            dir_okay=False,
+            help="Write a page to look at here (HTML).",
+        ),
+    ] = None,
+) -> None:
+    """Train on a federation of handwritten digits with several samplers, and print a table."""
+    if report is not None:
+        import vl_convert  # noqa: F401 - a missing package is an error before the work, not after it
+    chosen = {name: CONTESTANTS[name] for name in samplers.split(",")}
+    runs = len({BASELINE, *chosen}) * repeats
+    with RoundsProgress(total=runs * rounds) as progress:
+        comparison = compare(
+            chosen,
+            digits_training(
+                num_clients=clients,
+                cohort_size=cohort,
+                num_rounds=rounds,
+                step_size=step_size,
+                design=cast(Design, design),
+            ),
+            repeats=repeats,
+            seed=seed,
+            jobs=jobs,
+            progress=progress.advance_to,
+        )
+    _print_comparison(comparison, clients)
+    if json is not None:
+        write_text(json, comparison_report.comparison_json(comparison))
+        typer.echo(f"Results: {json.resolve()}")
+    if report is not None:
+        title = f"Samplers compared: handwritten digits over {clients} clients"
+        write_text(report, comparison_report.comparison_page(comparison, title, _what(comparison, clients)))
+        typer.echo(f"Report: {report.resolve()}")
+
+
+def _print_comparison(comparison: Comparison, clients: int) -> None:
+    console = Console(highlight=False)
+    console.print(_what(comparison, clients))
+    console.print(comparison_report.comparison_table(comparison))
+    console.print(comparison_report.HOW_TO_READ)
+
+
+def _what(comparison: Comparison, clients: int) -> str:
+    repeats = "one run each" if comparison.repeats == 1 else f"mean of {comparison.repeats} repeats"
+    others = [row.name for row in comparison.rows if row.name in INDEPENDENT_ONLY]
+    differs = others and comparison.design != "independent"
+    but = f"; independent draws for {', '.join(others)}" if differs else ""
+    return (
+        f"Handwritten digits over {clients} clients, {comparison.cohort_size} drawn a round "
+        f"({comparison.design.replace('_', ' ')}),\n{comparison.num_rounds} rounds, {repeats}{but}"
+    )
+
+
+# sortition arena --------------------------------------------------------------------------------------------
+
+MODES = ("replay", "closed", "both")
+LONGEST_NAME = max(map(len, ENVIRONMENTS))
+HOW_TO_READ_ARENA = (
+    "Lower is better throughout; 1 is the least variance possible. Oracles see every norm before they draw,\n"
+    "and win no places. Samplers of independent draws are measured by their normalised distribution."
+)
+
+
+def _list_environments(wanted: bool) -> None:
+    if wanted:
+        for environment in ENVIRONMENTS.values():
+            typer.echo(f"{environment.name:<{LONGEST_NAME}} {environment.half:<7} {environment.about}")
+        raise typer.Exit
+
+
+@app.command("arena")
+def arena_command(
+    samplers: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            callback=some_of(CONTESTANTS, "sortition arena --help", factories=True),
+            show_default="all",
+            help=f"Out of {', '.join(CONTESTANTS)}; or package.module:factory, called with a Trial.",
+        ),
+    ] = ",".join(CONTESTANTS),
+    environments: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            callback=some_of(ENVIRONMENTS, "sortition arena --list"),
+            show_default="all of the split",
+            help="Environments by name, as --list prints them.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(parser=whole_number(1), metavar="N", help="Runs to average over.")
+    ] = 2,
+    skip: Annotated[
+        int,
+        typer.Option(parser=whole_number(0), metavar="N", help="Leave out the first N seeds of the split."),
+    ] = 0,
+    mode: Annotated[
+        str,
+        typer.Option(
+            callback=one_of(MODES),
+            metavar="NAME",
+            help="replay: recorded norms. closed: the sampler drives the training. both.",
+        ),
+    ] = "replay",
+    split: Annotated[
+        str,
+        typer.Option(
+            callback=one_of(SPLITS),
+            metavar="NAME",
+            help="tune: half of the environments, even seeds. report: the other half, odd seeds. "
+            "all: all environments, odd seeds.",
+        ),
+    ] = "all",
+    measure: Annotated[
+        str,
+        typer.Option(callback=one_of(MEASURES), metavar="NAME", help=f"What to show: {', '.join(MEASURES)}."),
+    ] = "ratio",
+    jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            callback=writable_directory,
+            metavar="DIR",
+            file_okay=False,
+            help="Write arena.json and heat maps here (these need the extra 'reports').",
+        ),
+    ] = None,
+    list_all: Annotated[
+        bool,
+        typer.Option(
+            "--list", callback=_list_environments, is_eager=True, help="Print the environments and exit."
+        ),
+    ] = False,
+) -> None:
+    """Run every sampler in every environment, and print how far from the optimum each one is."""
+    contestants = {name: find_contestant(name) for name in samplers.split(",")}
+    chosen = environments_of(cast(Split, split), None if environments is None else environments.split(","))
+    arenas: dict[str, Arena] = {}
+    for name, fight in (("replay", run_replay), ("closed", run_closed_loop)):
+        if mode not in (name, "both"):
+            continue
+        rounds = sum(env.num_rounds for env in chosen if name == "replay" or env.training is not None)
+        with RoundsProgress(total=rounds * seeds * len({BASELINE, *contestants})) as progress:
+            arenas[name] = fight(
+                contestants,
+                chosen,
+                split=cast(Split, split),
+                seeds=seeds,
+                skip=skip,
+                jobs=jobs,
+                progress=progress.advance_to,
+            )
+        _print_arena(arenas[name], measure)
+    if out is not None:
+        write_text(out / "arena.json", arena_json(arenas))
+        for name, arena in arenas.items():
+            _draw_heat_map(arena, measure, out / f"arena-{name}")
+        typer.echo(f"Results: {out.resolve()}")
+
+
+def _print_arena(arena: Arena, measure: str) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(110, 30 + 14 * len(arena.samplers))
+    console.print(arena_table(arena, measure))
+    if arena.mode == "closed":
+        console.print(closed_loop_table(arena))
+    console.print(HOW_TO_READ_ARENA)
+
+
+def _draw_heat_map(arena: Arena, measure: str, path: Path) -> None:
+    """Write the heat map as SVG and PNG if vl-convert is installed."""
+    specification = heat_map(arena, measure)
+    try:
+        path.with_suffix(".svg").write_bytes(picture_svg(specification))
+        path.with_suffix(".png").write_bytes(picture_png(specification))
+    except ModuleNotFoundError:
+        typer.echo(
+            "sortition: no heat map without vl-convert; run: pip install 'sortition[reports]'", err=True
+        )
+
+
+# sortition bench --------------------------------------------------------------------------------------------
+
+DEFAULT_CLIENTS = (10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
+COLUMNS = (
+    "M",
+    "draw",
+    "worst",
+    "obs.",
+    "worst",
+    "spike",
+    "choice",
+    "x",
+    "dense",
+    "seen",
+    "mass",
+    "moved",
+    "MB",
+)
+HOW_TO_READ_BENCH = (
+    "Microseconds; draw and obs. (observe) are medians, each followed by its worst round. A\n"
+    "round is both; spike: a round in which a norm is 1e300. choice: numpy's\n"
+    "Generator.choice(M, K, p=p), a draw alone; x: how many rounds take as long. dense: one of\n"
+    "the first rounds of the readable specification. seen: clients drawn at least once; mass:\n"
+    "their probability; moved: how much of the distribution has left the prior (at most 0.6);\n"
+    "MB: peak memory of the process. dense and moved are for adaptive-osmd only. Compare within\n"
+    "one run only: machines differ, and so do their hours."
+)
+
+
+def numbers_of_clients(text: str | None) -> str | None:
+    """Check a list like 1e3,1e6."""
+    for part in () if text is None else text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not (2 <= value <= MOST_CLIENTS and value.is_integer()):
+            raise typer.BadParameter(
+                f"expected whole numbers from 2 to {MOST_CLIENTS:g}, as 1e3,1e6, got {part!r}."
+            )
+    return text
+
+
+@app.command("bench")
+def bench_command(
+    sampler: Annotated[
+        str,
+        typer.Option(
+            callback=one_of(CONTESTANTS, "sortition bench --help"),
+            metavar="NAME",
+            help=f"Out of {', '.join(CONTESTANTS)}.",
+        ),
+    ] = DEFAULT_SAMPLER,
+    clients: Annotated[
+        str | None,
+        typer.Option(
+            callback=numbers_of_clients,
+            metavar="A,B,...",
+            show_default="1e3 to 1e9; oracles up to 1e7",
+            help="Numbers of clients to measure.",
+        ),
+    ] = None,
+    cohort: Annotated[
+        int, typer.Option(parser=whole_number(1), metavar="N", help="Clients drawn in a round.")
+    ] = 100,
+    rounds: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Rounds to time.")] = 300,
+    regime: Annotated[
+        str,
+        typer.Option(
+            callback=one_of(REGIMES),
+            metavar="NAME",
+            help="fresh: from the start. adapted: after every client was seen (up to 1e6) and learnt from.",
+        ),
+    ] = "fresh",
+    json: Annotated[
+        Path | None,
+        typer.Option(callback=writable_file, metavar="FILE", dir_okay=False, help="Write the results here."),
+    ] = None,
+) -> None:
+    """Time a sampler's draw and observe beside numpy's choice and the dense specification, once compiled."""
+    if clients is None:
+        sizes = [size for size in DEFAULT_CLIENTS if size <= most_clients(sampler)]
+    else:
+        sizes = [int(float(part)) for part in clients.split(",")]
+    errors = Console(stderr=True)
+    with errors.status(f"measuring {len(sizes)} federations, {regime}") as status:
+
+        def on_measured(measurement: Measurement) -> None:
+            status.update(f"measured {measurement.num_clients:.0e} clients, {regime}")
+
+        results = measure_each(sizes, cohort, rounds, cast(Regime, regime), sampler, on_measured)
+    console = Console(highlight=False)
+    experts = f", {results[0].num_experts} experts" if results[0].num_experts else ""
+    console.print(f"{sampler}: {cohort} clients drawn a round{experts}, {rounds} rounds, {regime}")
+    console.print(_bench_table(results))
+    console.print(HOW_TO_READ_BENCH, soft_wrap=True)
+    if json is not None:
+        rows = [{**asdict(result), "round_median": result.round_median} for result in results]
+        finite = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+        write_text(json, json_module.dumps(finite, indent=1) + "\n")
+        typer.echo(f"Results: {json.resolve()}")
+
+
+def _bench_table(results: list[Measurement]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    for result in results:
+        ratio = result.choice_median / result.round_median
+        table.add_row(
+            _short(result.num_clients),
+            _time(result.draw_median),
+            _time(result.draw_worst),
+            _time(result.observe_median),
+            _time(result.observe_worst),
+            _time(result.spike),
+            _time(result.choice_median),
+            "-" if math.isnan(ratio) else f"{ratio:.3g}" if ratio < 1000 else f"{ratio:.0f}",
+            _time(result.dense_median),
+            _short(result.clients_seen),
+            f"{result.share_of_seen:.2f}",
+            "-" if math.isnan(result.share_adapted) else f"{result.share_adapted:.2f}",
+            f"{result.peak_megabytes:.0f}",
+        )
+    return table
+
+
+def _time(microseconds: float) -> str:
+    """12k for 12,345 microseconds."""
+    if math.isnan(microseconds):
+        return "-"
+    return f"{microseconds:.0f}" if microseconds < 10_000 else f"{microseconds / 1000:.0f}k"
+
+
+def _short(number: int) -> str:
+    """1e6 for a million, 29.5e3 for 29534."""
+    if number < 10_000 and number != 1000:
+        return str(number)
+    mantissa, exponent = f"{number:.2e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+# sortition reproduce ----------------------------------------------------------------------------------------
+
+EVERYTHING = "all"
+
+
+def known_figures(names: list[str]) -> list[str]:
+    """Check names of figures; ``all`` stands for every one."""
+    for name in names:
+        one_of((*FIGURES, EVERYTHING))(name)
+    return list(FIGURES) if EVERYTHING in names else list(dict.fromkeys(names))
+
+
+def directory(text: str) -> Path:
+    """A path; an empty one, perhaps from a variable that is not set, would be the current directory."""
+    if not str(text):
+        raise typer.BadParameter("expected a directory, got ''.")
+    return Path(text)
+
+
+@app.command("reproduce")
+def reproduce_command(
+    figures: Annotated[
+        list[str],
+        typer.Argument(callback=known_figures, metavar="FIGURE...", help="fig1 to fig8, or all."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=directory,
+            metavar="DIR",
+            show_default="reproduction, or reproduction-quick",
+            help="Where results go; finished runs found there are not run again.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="30 rounds of everything, to see that it works.")
+    ] = False,
+    variant: Annotated[
+        str,
+        typer.Option(
+            callback=one_of((*VARIANTS, "both")),
+            metavar="NAME",
+            help="text, authors (their published code) or both.",
+        ),
+    ] = "both",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            parser=directory,
+            metavar="DIR",
+            help="Directory with mnist, kmnist and fashion-mnist as IDX files (fig6).",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
+    docs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Also fill the marked blocks of this Markdown page (all, in full, only); may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Run the paper's experiments and draw its figures, published beside measured where both are known."""
+    import vl_convert  # noqa: F401 - a missing package is an error before the work, not after it
+
+    if docs and (quick or set(figures) != set(FIGURES) or variant != "both"):
+        raise typer.BadParameter(
+            "pages are filled by a run of everything: 'all' in both variants, and not --quick.",
+            param_hint="'--docs'",
+        )
+    target = out or Path("reproduction-quick" if quick else "reproduction")
+    scale = QUICK if quick else FULL
+    variants = VARIANTS if variant == "both" else (cast(Variant, variant),)
+    check_outputs([target / name for name in figures], quick)
+    for markdown in docs or ():
+        read_page(markdown)
+    todo = plan(figures, target, variants=variants, scale=scale, data=data)
+    if todo.kept:
+        typer.echo(f"{todo.kept} finished runs found in {todo.store.directory}", err=True)
+    begun = time.monotonic()
+    with RoundsProgress(total=todo.rounds) as progress:
+        results = execute(todo, jobs, progress.advance_to)
+    seconds = time.monotonic() - begun
+    if todo.rounds:
+        typer.echo(f"{todo.rounds:,} rounds at most, in {seconds:.0f} s", err=True)
+    origin = provenance(todo, results, scale, quick)
+    for result in results:
+        write_figure(result, target / result.figure.name, origin)
+        typer.echo(f"{result.figure.name}: {target / result.figure.name}")
+        _print_numbers(result)
+    page = target / "report.html" if len(results) > 1 else target / figures[0] / "report.html"
+    write_whole(page, report_page(results, origin).encode())
+    typer.echo(f"Report: {page.resolve()}")
+    for markdown in docs or ():
+        typer.echo(f"Filled in {markdown}: {', '.join(fill_page(markdown, results, origin))}")
+
+
+def _print_numbers(result: Result) -> None:
+    """How many published numbers were reproduced."""
+    for variant in VARIANTS:
+        rows = [row for row in result.table if row["variant"] == variant]
+        if rows:
+            met = sum(row["within"] for row in rows)
+            typer.echo(f"  {variant}: {met} of {len(rows)} published numbers within their tolerance")
+        same = [
+            abs(row["replayed"] - row["published"]) < 0.0051 for row in rows if row["replayed"] is not None
+        ]
+        if same:
+            typer.echo(f"  with the authors' random numbers: {sum(same)} of {len(same)} to the last digit")
