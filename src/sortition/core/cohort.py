@@ -1,4 +1,4 @@
-"""The cohort: who trains in a round, and what was true when they were drawn."""
+"""The cohort: the clients that train in a round, and what was true when they were drawn."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Cohort:
         return len(self.clients)
 
     def replied(self, mask: ArrayLike) -> Cohort:
-        r"""The cohort of those who replied, its weights raised so that they stay mean-one.
+        r"""The cohort of the clients that replied, with weights raised so that they stay mean-one.
 
         With n distinct clients drawn and r of them replying, every weight is multiplied by n / r. If all
         clients fail with the same probability, then, whatever it is and whatever the design, each

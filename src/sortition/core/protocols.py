@@ -1,4 +1,4 @@
-"""What a sampler promises to whoever runs the rounds."""
+"""What a sampler promises to the server that runs the rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sortition.core.types import FloatArray
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Chooses who trains in a round, and learns from the norms of their updates.
+    """Chooses the clients that train in a round, and learns from the norms of their updates.
 
     ``sortition.testing.check_sampler`` tests every promise that the types can't express.
     """

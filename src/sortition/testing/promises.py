@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -21,11 +22,11 @@ STANDARD_ERRORS = 6.0
 
 
 def check_sampler(make: Make, *, floor: float = 0.0, before_draw: BeforeDraw | None = None) -> None:
-    """Hold the sampler that ``make(seed)`` builds to every promise; AssertionError says which one broke.
+    """Check every promise of the sampler that ``make(seed)`` builds; an AssertionError says which one broke.
 
     ``floor`` is the smallest probability that a client may have. ``before_draw(sampler)`` is called before
-    each draw, for samplers that must be told something first. The federation should be small, with at most
-    some dozens of clients, for the check of the weights needs a few thousand draws.
+    each draw, for samplers that must be told something first. Use a small federation, of some dozens of
+    clients at most: the check of the weights needs a few thousand draws.
 
     >>> from sortition import AvareSampler
     >>> check_sampler(lambda seed: AvareSampler(num_clients=6, cohort_size=2, seed=seed))
@@ -41,6 +42,7 @@ def check_sampler(make: Make, *, floor: float = 0.0, before_draw: BeforeDraw | N
         _takes_feedback_by_cohort,
         _restricts_to_the_available,
         _rejects_bad_input,
+        _can_be_built_again,
     ):
         promise(make, floor, prepare)
 
@@ -97,7 +99,7 @@ def _has_mean_one_weights(make: Make, floor: float, prepare: BeforeDraw) -> None
         prepare(sampler)
         cohort = sampler.draw()
         assert len(np.unique(cohort.clients)) == len(cohort), "the clients of a cohort must be distinct"
-        assert np.all(cohort.counts >= 1) and np.all(cohort.weights > 0.0), "drawn means counted, weighted"
+        assert np.all(cohort.counts >= 1) and np.all(cohort.weights > 0.0), "a drawn client has a count and a weight above 0"
         totals[cohort.clients] += cohort.weights
         squares[cohort.clients] += cohort.weights**2
     possible = p > 0.0
@@ -113,7 +115,7 @@ def _has_mean_one_weights(make: Make, floor: float, prepare: BeforeDraw) -> None
 def _is_reproducible(make: Make, floor: float, prepare: BeforeDraw) -> None:
     first, second = make(7), make(7)
     for one, other in zip(_train(first, ROUNDS, prepare), _train(second, ROUNDS, prepare), strict=True):
-        assert _same_cohort(one, other), f"one seed, two runs that differ in round {one.round_index}"
+        assert _same_cohort(one, other), f"two runs with one seed differ in round {one.round_index}"
     others = _train(make(8), ROUNDS, prepare)
     assert not all(map(_same_cohort, _train(make(7), ROUNDS, prepare), others)), (
         "another seed must give another run"
@@ -135,14 +137,14 @@ def _is_resumable(make: Make, floor: float, prepare: BeforeDraw) -> None:
     for sampler, late in ((whole, late_whole), (resumed, late_broken)):
         sampler.observe(late, feedback_of(late, sampler.num_clients))
     assert np.array_equal(whole.probabilities(), resumed.probabilities()), (
-        "resumed must mean the same to the bit"
+        "a resumed run must equal the unbroken one to the bit"
     )
     for one, other in zip(_train(whole, ROUNDS, prepare), _train(resumed, ROUNDS, prepare), strict=True):
         assert _same_cohort(one, other), (
             f"a resumed run differs from the unbroken one in round {one.round_index}"
         )
     assert np.array_equal(whole.probabilities(), resumed.probabilities()), (
-        "resumed must mean the same to the bit"
+        "a resumed run must equal the unbroken one to the bit"
     )
 
 
@@ -161,7 +163,7 @@ def _tolerates_silence(make: Make, floor: float, prepare: BeforeDraw) -> None:
     cohort = sampler.draw()
     before = sampler.probabilities()
     sampler.observe(cohort, np.full(len(cohort), np.nan))
-    assert np.array_equal(before, sampler.probabilities()), "a round in which nobody replied changes nothing"
+    assert np.array_equal(before, sampler.probabilities()), "a round without replies must change nothing"
     for _ in range(ROUNDS):
         prepare(sampler)
         cohort = sampler.draw()
@@ -182,7 +184,7 @@ def _survives_extreme_feedback(make: Make, floor: float, prepare: BeforeDraw) ->
 
 
 def _takes_feedback_by_cohort(make: Make, floor: float, prepare: BeforeDraw) -> None:
-    sampler, stranger = make(6), make(16)
+    sampler, another = make(6), make(16)
     prepare(sampler)
     first = sampler.draw()
     prepare(sampler)
@@ -190,8 +192,8 @@ def _takes_feedback_by_cohort(make: Make, floor: float, prepare: BeforeDraw) -> 
     prepare(sampler)
     third = sampler.draw()  # stays open: a round that awaits feedback, but not that of another sampler
     for _ in range(3):
-        prepare(stranger)
-        foreign = stranger.draw()
+        prepare(another)
+        foreign = another.draw()
     assert foreign.round_index == third.round_index
     norms = {cohort.round_index: feedback_of(cohort, sampler.num_clients) for cohort in (first, second)}
     sampler.observe(second, norms[second.round_index])
@@ -214,7 +216,7 @@ def _restricts_to_the_available(make: Make, floor: float, prepare: BeforeDraw) -
     for _ in range(ROUNDS):
         prepare(sampler)
         cohort = sampler.draw(available=half)
-        assert np.isin(cohort.clients, half).all(), "nobody may be drawn who is not available"
+        assert np.isin(cohort.clients, half).all(), "only available clients may be drawn"
         sampler.observe(cohort, feedback_of(cohort, sampler.num_clients))
         _assert_distribution(sampler, floor)
 
@@ -252,8 +254,25 @@ def _rejects_bad_input(make: Make, floor: float, prepare: BeforeDraw) -> None:
         assert before.keys() == after.keys() and all(
             np.array_equal(before[name], after[name], equal_nan=isinstance(before[name], float))
             for name in before
-        ), f"{what} was refused, but not without a trace"
+        ), f"{what} was refused, but the state has changed"
     sampler.observe(cohort, np.ones(size))  # it still awaits its feedback
+
+
+def _can_be_built_again(make: Make, floor: float, prepare: BeforeDraw) -> None:
+    """For samplers with ``settings``: they are the keywords of the constructor, and build the same sampler."""
+    sampler: Any = make(11)
+    settings = getattr(sampler, "settings", None)
+    if settings is None or any(isinstance(value, list) for value in settings.values()):
+        return  # a sampler of other samplers would share them with the one that is built again
+    kind = type(sampler)
+    keywords = set(inspect.signature(kind).parameters)
+    assert settings.keys() == keywords, (
+        f"settings must hold every keyword of {kind.__name__} and no other: write "
+        f"`self.settings |= {{...}}` in its constructor; they differ in {sorted(settings.keys() ^ keywords)}"
+    )
+    again = kind(**settings)
+    for one, other in zip(_train(sampler, ROUNDS, prepare), _train(again, ROUNDS, prepare), strict=True):
+        assert _same_cohort(one, other), "type(sampler)(**sampler.settings) must build the same sampler"
 
 
 def _refuses(call: Callable[[], object], what: str) -> None:
