@@ -37,7 +37,7 @@ def prior(p: Any) -> Prior:
     cap=st.floats(1.0 / SIZE + 0.01, 1.0),
 )
 def test_equals_the_plainest_way(p: Any, limits: list[float], cap: float) -> None:
-    """Five clients have ceilings, the sixth has but the cap."""
+    """Five clients have ceilings, the sixth has only the cap."""
     ceilings = np.minimum(np.array([*limits, 1.0]), cap)
     if ceilings.sum() <= 1.0:
         return  # nobody could take the rest
@@ -50,7 +50,7 @@ def test_equals_the_plainest_way(p: Any, limits: list[float], cap: float) -> Non
     assert capped.everybody()[free] == pytest.approx(capped.scale * p[free])
 
 
-def test_nobody_above_means_nothing_changes() -> None:
+def test_nothing_changes_if_nobody_is_above_its_ceiling() -> None:
     inner = prior([0.5, 0.3, 0.2])
     capped = Capped(inner, np.array([1]), np.array([0.3]), cap=0.5)
     uniforms = np.random.default_rng(0).random((50, 2))
@@ -90,7 +90,7 @@ def test_every_design_draws_from_it(design: Any) -> None:
     assert totals[1:].mean() / rounds == pytest.approx(1.0, abs=0.02)
 
 
-def test_where_nobody_can_take_the_rest() -> None:
+def test_ceilings_that_sum_to_less_than_one_are_raised() -> None:
     """All the mass under ceilings that do not add up to one: they are raised in proportion."""
     capped = Capped(prior([0.6, 0.4, 0.0]), np.array([0, 1]), np.array([0.1, 0.3]), cap=1.0)
     assert capped.everybody() == pytest.approx([0.25, 0.75, 0.0])

@@ -17,7 +17,7 @@ from sortition.core.experts import (
     reweigh_experts,
 )
 from sortition.core.rates import initial_expert_weights
-from sortition.engine import forest
+from sortition.engine import expert_trees
 from sortition.engine.clients import Roster
 from sortition.engine.osmd_experts import OSMDExperts
 
@@ -28,7 +28,7 @@ TOLERANCE = 1e-10
 class Dense:
     """The specification: every entry of every expert."""
 
-    masses: np.ndarray  # of the prior, 0 for who left
+    masses: np.ndarray  # of the prior, 0 for a client that left
     floor: float
     experts: int
 
@@ -125,7 +125,7 @@ def test_engine_equals_the_specification(
         if not len(cohort):
             continue
         logs = log_feedback_of(len(cohort), rng, spikes)
-        experts = len(engine.scales)
+        experts = len(engine.experts.scales)
         log_rates = np.log(rate * 2.0 ** np.arange(experts)) - 3.0 * np.log(clients)
         dense.advance(cohort, logs, log_rates, np.log(1e-3 / clients))
         engine.advance(cohort.clients, cohort.weights, logs, draws, log_rates, np.log(1e-3 / clients))
@@ -206,7 +206,7 @@ def test_draws_follow_the_mixture() -> None:
     assert np.abs(shares - expected).max() < 2.0 * 4 / fine
 
 
-def test_heavy_finds_everybody_who_is() -> None:
+def test_heavy_finds_every_heavy_client() -> None:
     rng = np.random.default_rng(9)
     engine = OSMDExperts(Roster(300, rng.dirichlet(np.full(300, 0.3)) + 1e-6), exploration=0.2, experts=4)
     for _ in range(100):
@@ -221,8 +221,8 @@ def test_heavy_finds_everybody_who_is() -> None:
             assert len(engine.heavy(threshold)) <= 5 / threshold  # and few others
 
 
-def test_a_spike_after_which_nobody_else_counts() -> None:
-    """The lazy scale is rebased: a thousand spikes in a row overflow nothing."""
+def test_a_thousand_spikes_in_a_row() -> None:
+    """After a spike no other client counts. The lazy scale is rebased, and nothing overflows."""
     rng = np.random.default_rng(1)
     engine = OSMDExperts(Roster(50, None), exploration=0.1, experts=3)
     for _ in range(1000):
@@ -242,12 +242,12 @@ def test_nodes_are_always_those_of_their_children() -> None:
         clients, _, _, weights = weigh_with_replacement(ids, p, 50)
         logs = log_feedback_of(len(clients), rng, spikes=True)
         engine.advance(clients, weights, logs, 50, np.arange(-24.0, -20.0), -9.0)
-        grown = np.zeros_like(engine._nodes)
-        forest.rebuild((engine.ratios, engine._masses, grown, engine._starts))
-        assert np.array_equal(grown, engine._nodes)
+        grown = engine.trees._replace(nodes=np.zeros_like(engine.trees.nodes))
+        expert_trees.rebuild(grown)
+        assert np.array_equal(grown.nodes, engine.trees.nodes)
 
 
-def test_a_step_that_is_huge_and_yet_ends_below_one() -> None:
+def test_a_huge_step_that_ends_below_one() -> None:
     """From a mass of 1e-95 even a step of 205 in logs makes no more than 1e-6."""
     masses = np.array([1.0 - 1e-95, 1e-95])
     engine = OSMDExperts(Roster(2, masses), exploration=0.4, experts=1)

@@ -1,4 +1,4 @@
-"""A billion clients: construct, draw, observe, save, load, join, leave; memory does not know of them."""
+"""A billion clients: build, draw, observe, save, load, join, leave, in memory for the clients seen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sortition.core.designs import DESIGNS
 
 BILLION = 10**9
 PROPORTIONAL = ("osmd", "adaptive", "doubling", "proportional")
-"""Where the others keep their proportions when somebody comes or goes."""
+"""Where the others keep their proportions when a client joins or leaves."""
 BUILD: dict[str, Callable[..., Sampler]] = {
     "uniform": UniformSampler,
     "proportional": ProportionalSampler,
@@ -76,7 +76,7 @@ def test_a_billion_clients(name: str, design: str) -> None:
     tracemalloc.stop()
     assert peak < 20e6, f"{peak} bytes for what a hundred thousand clients would fill"
     size = sum(value.nbytes for value in state.values() if isinstance(value, np.ndarray))
-    assert size < 500_000, "a state is as big as the clients met"
+    assert size < 500_000, "a state is as big as the number of clients seen"
 
 
 @pytest.mark.parametrize("design", DESIGNS)
@@ -137,7 +137,7 @@ def test_others_keep_their_proportions(name: str) -> None:
     assert sampler.probabilities().sum() == pytest.approx(1.0)
 
 
-def test_feedback_of_who_has_left_is_not_learnt() -> None:
+def test_feedback_of_a_client_that_has_left_is_not_learnt() -> None:
     sampler = OSMDSampler(num_clients=6, cohort_size=3, learning_rate=0.1, seed=0)
     cohort = sampler.draw()
     sampler.remove_clients([int(cohort.clients[0])])

@@ -1,4 +1,4 @@
-"""Prior and learnt part, mixed: exact beside giants, after them, and where hardly anybody is left to meet."""
+"""The reweighted prior: exact beside very heavy clients, after them, and with hardly any unseen client."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ def test_a_heavy_newcomer_leaves_the_others_their_mass(build: Any, mass: float) 
     assert sampler.probabilities().sum() == pytest.approx(1.0, abs=EXACT)
 
 
-def test_a_light_stranger_beside_one_who_has_nothing() -> None:
-    lifted = ReweightedPrior(Roster(2, np.array([1.0, 1e-9])), share=0.1)
-    lifted.lift(np.array([0]), np.array([-30.0]))
-    assert lifted.everybody().sum() == pytest.approx(1.0, abs=EXACT)
+def test_a_light_unseen_client_beside_one_with_no_mass_left() -> None:
+    distribution = ReweightedPrior(Roster(2, np.array([1.0, 1e-9])), share=0.1)
+    distribution.reweight(np.array([0]), np.array([-30.0]))
+    assert distribution.everybody().sum() == pytest.approx(1.0, abs=EXACT)
 
 
-def test_strangers_are_counted_through_any_history() -> None:
+def test_unseen_clients_are_counted_through_any_history() -> None:
     rng = np.random.default_rng(0)
     for masses in (None, 10.0 ** rng.uniform(-9.0, 9.0, size=30)):
-        lifted = ReweightedPrior(Roster(30, masses), share=0.2)
+        distribution = ReweightedPrior(Roster(30, masses), share=0.2)
         for _ in range(60):
-            here = np.flatnonzero(lifted.everybody())
-            lifted.lift(rng.choice(here, size=2, replace=False), 20.0 * rng.normal(size=2), rng.normal())
+            here = np.flatnonzero(distribution.everybody())
+            distribution.reweight(rng.choice(here, size=2, replace=False), 20.0 * rng.normal(size=2), rng.normal())
             if rng.random() < 0.3:
-                lifted.add(10.0 ** rng.uniform(-9.0, 9.0, size=2))
+                distribution.add(10.0 ** rng.uniform(-9.0, 9.0, size=2))
             if rng.random() < 0.5:
-                lifted.remove(rng.choice(np.flatnonzero(lifted.everybody()), size=2, replace=False))
-            unmet = lifted.slots_of(np.arange(lifted.roster.ids)) < 0
-            expected = lifted.roster.masses(None)[unmet].sum()
-            assert sum(lifted._unseen) == pytest.approx(expected, rel=EXACT)
-            assert lifted.everybody().sum() == pytest.approx(1.0, abs=EXACT)
-        again = ReweightedPrior(lifted.roster, share=0.2)
-        again.restore(lifted.state())
-        assert again._unseen == lifted._unseen
+                distribution.remove(rng.choice(np.flatnonzero(distribution.everybody()), size=2, replace=False))
+            unseen = distribution.slots_of(np.arange(distribution.roster.ids)) < 0
+            expected = distribution.roster.masses(None)[unseen].sum()
+            assert sum(distribution._unseen) == pytest.approx(expected, rel=EXACT)
+            assert distribution.everybody().sum() == pytest.approx(1.0, abs=EXACT)
+        again = ReweightedPrior(distribution.roster, share=0.2)
+        again.restore(distribution.state())
+        assert again._unseen == distribution._unseen
 
 
 def test_everything_falls_by_six_hundred_orders_of_magnitude() -> None:
@@ -76,8 +76,8 @@ def test_everything_falls_by_six_hundred_orders_of_magnitude() -> None:
 
 @pytest.mark.parametrize("build", [MABS, VRBSampler])
 @pytest.mark.parametrize("others", [[], [1, 2]])
-def test_a_billion_after_their_giant_has_left(build: Any, others: list[int]) -> None:
-    """What the giant left of the learnt part is below any double: the prior remains, and then what is new."""
+def test_a_billion_clients_after_the_heaviest_has_left(build: Any, others: list[int]) -> None:
+    """What is left of the learnt part is below any double: the prior remains, and then what is new."""
     sampler = build(num_clients=10**9, cohort_size=100)
     for norm in (1.0, 1e300):
         norms = [1.0] * len(others) + [norm]
@@ -91,21 +91,25 @@ def test_a_billion_after_their_giant_has_left(build: Any, others: list[int]) -> 
     assert np.isfinite(sampler.probabilities([1, 2, 3])).all()
 
 
-def test_strangers_with_next_to_nothing_of_the_prior_are_drawn_as_often_as_they_should() -> None:
-    """Some in the block, some with masses of their own, beside a giant that was met and has nothing."""
-    lifted = ReweightedPrior(Roster(6, None), share=1e-3)
-    lifted.add(np.array([1e12, 1.0, 2.0]))  # 6, 7, 8
-    lifted.remove(np.array([1]))
-    lifted.lift(np.array([0, 2, 6]), np.full(3, -60.0))
-    expected = lifted.everybody()
+def test_unseen_clients_with_tiny_prior_masses_are_drawn_as_often_as_they_should() -> None:
+    """Some in the block, some with masses of their own, beside a very heavy client that was seen."""
+    distribution = ReweightedPrior(Roster(6, None), share=1e-3)
+    distribution.add(np.array([1e12, 1.0, 2.0]))  # 6, 7, 8
+    distribution.remove(np.array([1]))
+    distribution.reweight(np.array([0, 2, 6]), np.full(3, -60.0))
+    expected = distribution.everybody()
     assert expected[[3, 4, 5, 7, 8]].sum() > 0.99
     rng = np.random.default_rng(1)
-    draws, p = lifted.draw(rng.random((400, 2)))
+    draws, p = distribution.draw(rng.random((400, 2)))
     assert p == pytest.approx(expected[draws])
     assert np.abs(np.bincount(draws, minlength=9) / 400 - expected).max() < 4.0 * np.sqrt(0.25 / 400)
-    total, prior, table, *_, strangers = lifted._all
-    for tries in (0, 3, 300):  # the same law, whatever the tries before they are looked for one by one
+    for tries in (0, 3, 300):  # the same law, however many tries come before the search one by one
         uniforms = rng.random(20_000)
-        found = [mixture.draw_unseen(u, total, prior, table, strangers, tries) for u in uniforms]
+        found = [
+            mixture.draw_unseen(
+                u, distribution.roster.arrays, distribution._table.places, distribution._unseen, tries
+            )
+            for u in uniforms
+        ]
         shares = np.bincount(found, minlength=9) / len(uniforms)
         assert shares == pytest.approx(np.array([0, 0, 0, 1, 1, 1, 0, 1, 2]) / 6.0, abs=0.015)

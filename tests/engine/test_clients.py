@@ -1,4 +1,4 @@
-"""The hash table against a dict, and the roster against a list."""
+"""The hash table against a dict, the roster against a list, its feedback against the specification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sortition import StateError
-from sortition.engine.clients import Roster, Table
+from sortition.core.variance import log_feedback as specified
+from sortition.engine.clients import Roster, Table, all_replied
 
 keys = st.one_of(st.integers(0, 40), st.integers(0, 2**62))
 
@@ -22,7 +23,7 @@ def test_a_table_is_a_dict(entries: list[tuple[int, int]], others: list[int]) ->
     asked = np.array([*model, *others], dtype=np.int64)
     assert table.slots_of(asked).tolist() == [model.get(key, -1) for key in asked.tolist()]
     assert table.count == len(model)
-    assert 2 * table.count <= len(table.places[0])
+    assert 2 * table.count <= len(table.places.keys)
 
 
 def test_a_table_takes_many_at_once() -> None:
@@ -67,7 +68,7 @@ def test_a_roster_covers_the_line_with_its_members(size: int, own: bool, changes
     assert [again.draw(x) for x in points[::37]] == [roster.draw(x) for x in points[::37]]
 
 
-def test_a_roster_of_a_billion_needs_no_room() -> None:
+def test_a_roster_of_a_billion_needs_no_memory() -> None:
     roster = Roster(10**9, None)
     roster.remove(np.array([5, 10**9 - 1]))
     assert roster.draw(5.5) == 10**9 - 2  # took the seat of 5, the last one being gone
@@ -75,7 +76,27 @@ def test_a_roster_of_a_billion_needs_no_room() -> None:
     assert roster.count == 10**9 - 2
 
 
-def test_a_state_that_cannot_be() -> None:
+def test_a_state_in_which_an_unknown_client_left_is_refused() -> None:
     state = Roster(5, None).state() | {"left_clients": np.array([7])}
     with pytest.raises(StateError, match="left_clients"):
         Roster(5, None).restored(state, "")
+
+
+@pytest.mark.parametrize("masses", [None, np.array([0.5, 0.0, 0.25, 0.125, 0.125])], ids=["alike", "own"])
+def test_feedback_equals_the_specification(masses: np.ndarray | None) -> None:
+    """Zeros, norms whose squares no double holds, newcomers, and clients that have left."""
+    weights = Roster(5, masses)
+    weights.add(np.array([0.5, 2.0]))
+    weights.remove(np.array([3, 5]))
+    clients = np.array([6, 0, 2, 4, 1])
+    norms = np.array([1e300, 0.0, 1e-300, 3.0, 2.0])
+    of_everybody = weights.masses(None) / weights.total
+    with np.errstate(divide="ignore"):
+        expected = specified(of_everybody[clients], norms)
+    assert weights.log_feedback(clients, norms) == pytest.approx(expected, rel=1e-14)
+
+
+def test_all_replied_only_if_every_norm_is_finite_and_not_negative() -> None:
+    assert all_replied(np.array([0.0, 1e300]))
+    for wrong in (np.nan, np.inf, -np.inf, -1.0):
+        assert not all_replied(np.array([0.0, wrong]))
