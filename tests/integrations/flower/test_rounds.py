@@ -82,7 +82,7 @@ def test_the_step_is_unbiased_over_every_draw(known):
 
 
 def test_with_sizes_unknown_the_direction_is_unbiased_and_the_scale_is_set_before_the_draw():
-    """Clients 0 and 1 have replied, with sizes 1 and 5. The others count 3 each, the mean: 12 in all, not 20."""
+    """Clients 0 and 1 have replied, with sizes 1 and 5. The others count 3 each: 12 in all, not 20."""
     start = np.array([0.5, 3.0])
     everybody = weights(one_round(fedavg(), federation(clients()), model(*start))[0]) - start
     mean = np.zeros(2)
