@@ -1,9 +1,10 @@
-"""A state is plain data: written, and read elsewhere, the run goes on as if it had never stopped."""
+"""A state is plain data: read elsewhere, the run goes on as if unbroken; a state with bad numbers is refused."""
 
 from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import numpy as np
 import pytest
 
 from sortition import (
+    AdaptiveOSMDSampler,
     AvareSampler,
+    CohortError,
     EmpiricalBayesSampler,
     Guard,
     KVibSampler,
+    MABSSampler,
     OptimalSampler,
+    OSMDSampler,
     PortfolioSampler,
     StateError,
     VRBSampler,
@@ -101,7 +106,7 @@ def test_before_the_first_round(name: str, tmp_path: Path) -> None:
 
 @every_sampler
 def test_a_state_may_be_the_stored_file_itself(name: str, tmp_path: Path) -> None:
-    """What np.load gives is a mapping in which a number is an array of no dimension: that will do."""
+    """np.load gives a mapping in which a number is an array of no dimension: that is accepted."""
     sampler, resumed = build(name), build(name, seed=99)
     train(sampler, 3)
     np.savez(tmp_path / "state.npz", **sampler.state_dict())
@@ -139,7 +144,7 @@ def test_a_state_holds_nothing_to_unpickle(name: str) -> None:
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_loading_goes_back(name: str) -> None:
-    """A sampler that went on can be set back; what it drew in between is not its own any more."""
+    """A sampler that went on can be set back; it does not know the cohorts that it drew in between."""
     sampler = build(name)
     train(sampler, 3)
     state, p = sampler.state_dict(), sampler.probabilities()
@@ -147,7 +152,7 @@ def test_loading_goes_back(name: str) -> None:
     train(sampler, 4)
     sampler.load_state_dict(state)
     assert np.array_equal(sampler.probabilities(), p)
-    with pytest.raises(ValueError, match="cohort must be one that this sampler drew"):
+    with pytest.raises(CohortError, match="cohort"):
         sampler.observe(open_later, norms_for(open_later))
     assert same_cohort(sampler.draw(), open_later)
 
@@ -189,7 +194,7 @@ def test_a_state_of_the_oracle_with_a_part_missing() -> None:
     sampler.reveal(np.ones(M))
     state = sampler.state_dict()
     for part in state:
-        with pytest.raises(ValueError, match="state must"):
+        with pytest.raises(StateError, match=part.removeprefix("config.")):
             sampler.load_state_dict({key: value for key, value in state.items() if key != part})
         assert same_state(sampler.state_dict(), state)
 
@@ -208,7 +213,7 @@ WITH_STATES: dict[str, Callable[..., Any]] = {
 }
 
 
-def damaged(state: State) -> dict[str, State]:
+def damaged_states(state: State) -> dict[str, State]:
     """The state without each of its parts, and with each of them, in turn, a text or of another length."""
     found = {}
     for part, value in state.items():
@@ -220,8 +225,8 @@ def damaged(state: State) -> dict[str, State]:
 
 
 @pytest.mark.parametrize("name", WITH_STATES)
-def test_after_a_damaged_state_nothing_has_changed(name: str) -> None:
-    """The other sampler has met others, and lost and won some; its own state stays as it was, to the bit."""
+def test_a_damaged_state_changes_nothing(name: str) -> None:
+    """The other sampler has seen other clients, and some joined or left; its state stays, to the bit."""
     common = {"num_clients": M, "cohort_size": K, "client_weights": WEIGHTS, "seed": 5}
     saved, sampler, twin = (WITH_STATES[name](**common) for _ in range(3))
     train(saved, 4)
@@ -232,16 +237,114 @@ def test_after_a_damaged_state_nothing_has_changed(name: str) -> None:
     train(sampler, 7)
     sampler.remove_clients([6])
     before, p = sampler.state_dict(), sampler.probabilities()
-    for how, state in damaged(saved.state_dict()).items():
+    for how, state in damaged_states(saved.state_dict()).items():
         try:
             sampler.load_state_dict(state)
         except StateError:
             assert same_state(sampler.state_dict(), before), how
             assert np.array_equal(sampler.probabilities(), p), how
         else:
-            assert how.startswith("longer"), how  # an empty array is none the longer for it
+            assert how.startswith("longer"), how  # an empty array becomes no longer
             sampler.load_state_dict(before)
     twin.load_state_dict(before)
     for mine, theirs in zip(train(sampler, 3), train(twin, 3), strict=True):
         assert same_cohort(mine, theirs)
     assert np.array_equal(sampler.probabilities(), twin.probabilities())
+
+
+# Numbers that can't be: the error names the entry --------------------------------------------------------
+
+MIXTURE = ("ratios", "scales", "bases", "log_expert_weights", "joined_masses", "weights.joined_masses")
+LOG_RATIOS = (*MIXTURE, "logs", "shift")
+REWEIGHTED = (*LOG_RATIOS, "unseen_log", "share")
+GUARD = ("guard.logs", "guard.rates", "guard.outlying", "guard.limits", "trial.told")
+ENGINES: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "osmd": (lambda **common: OSMDSampler(learning_rate=0.01, **common), MIXTURE),
+    "adaptive": (
+        lambda **common: AdaptiveOSMDSampler(num_rounds=40, **common),
+        (*MIXTURE, "log_feedback_bound"),
+    ),
+    "avare": (AvareSampler, (*LOG_RATIOS, "exploration")),
+    "mabs": (lambda **common: MABSSampler(num_rounds=40, **common), REWEIGHTED),
+    "vrb": (VRBSampler, REWEIGHTED),
+    "empirical bayes": (
+        EmpiricalBayesSampler,
+        (*REWEIGHTED, *GUARD, "visits", "noise", "seen", "level", "log_loss"),
+    ),
+    "k-vib": (lambda **common: KVibSampler(num_rounds=40, **common), ("log_omega", "masses")),
+    "portfolio": (
+        lambda **common: PortfolioSampler(experts=[AvareSampler(**common)]),
+        ("log_expert_weights", "log_loss"),
+    ),
+}
+FINE = {
+    ("logs", "-inf"),
+    ("log_omega", "-inf"),
+    ("level", "nan"),
+    ("log_loss", "nan"),
+    ("log_feedback_bound", "nan"),
+}
+"""Good states have these too: the logarithm of no feedback, and what is not known yet."""
+
+
+def trained(build: Any) -> Any:
+    sampler = build(num_clients=7, cohort_size=3, seed=5)
+    train(sampler, 3)
+    sampler.add_clients(2)
+    sampler.remove_clients([0])
+    train(sampler, 3)
+    return sampler
+
+
+def with_number(state: State, entry: str, bad: float) -> State:
+    value = state[entry]
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flat[-1] = bad
+    else:
+        value = bad
+    return {**state, entry: value}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("name", "entry"), [(name, e) for name, (_, found) in ENGINES.items() for e in found]
+)
+def test_no_entry_is_nan_or_infinite(name: str, entry: str, bad: float) -> None:
+    sampler = trained(ENGINES[name][0])
+    before, p = sampler.state_dict(), sampler.probabilities()
+    if (entry, str(bad)) in FINE:
+        sampler.load_state_dict(with_number(before, entry, bad))
+        return
+    with pytest.raises(StateError, match=rf"\b{re.escape(entry)}\b"):
+        sampler.load_state_dict(with_number(before, entry, bad))
+    assert same_state(sampler.state_dict(), before)
+    assert np.array_equal(sampler.probabilities(), p)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "bad"),
+    [("avare", "exploration", -0.1), ("vrb", "share", 1.5), ("vrb", "share", -0.5), ("osmd", "bases", -1.0)],
+)
+def test_no_share_or_base_is_out_of_bounds(name: str, entry: str, bad: float) -> None:
+    sampler = trained(ENGINES[name][0])
+    before = sampler.state_dict()
+    with pytest.raises(StateError, match=entry):
+        sampler.load_state_dict(with_number(before, entry, bad))
+    assert same_state(sampler.state_dict(), before)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_no_state_that_a_sampler_can_reach_is_refused(name: str) -> None:
+    """Silence, norms of 0 and of 1e300, joins and leaves: the state of every round loads."""
+    sampler, rng = ENGINES[name][0](num_clients=7, cohort_size=3, seed=5), np.random.default_rng(2)
+    for round_index in range(40):
+        cohort = sampler.draw()
+        odd = rng.choice([0.0, 1e-300, 1.0, 1e300, np.nan], size=len(cohort))
+        sampler.observe(cohort, np.where(odd == 1.0, norms_for(cohort), odd))
+        if round_index % 5 == 4:
+            newcomer = sampler.add_clients([1e-6])
+            sampler.remove_clients(newcomer if round_index % 2 else [round_index // 10])
+        before = sampler.state_dict()
+        sampler.load_state_dict(before)
+        assert same_state(sampler.state_dict(), before)
