@@ -1,8 +1,8 @@
-"""A run that is killed again and again, by its own hand at a given line or by its parent at any moment.
+"""A run that is killed again and again: by itself at a given line, or by its parent within a system call.
 
 Started as a program: ``python crash_child.py DIRECTORY CRASHES SEED``. What happened is printed as one line
-of JSON. Children are forked from a process that has imported and compiled everything, so that a crash costs
-milliseconds.
+of JSON. Children are forked from a process that has imported and compiled everything, so a crash is cheap.
+When a child is killed is counted in lines and calls, not in time: a slow machine gets as far as a fast one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -26,6 +25,10 @@ from sortition.ledger import open_run
 
 ROUNDS = 24
 LEDGER = str(Path(sortition.ledger.__file__).parent)
+SYSTEM_CALLS = {"execute", "open", "write", "flush", "fsync", "utime", "replace", "rename", "pwrite", "flock"}
+"""Functions in C that the ledger calls to change the disk; ``execute`` is SQLite's."""
+MOST_CRASHES = 400
+"""Of one run. Each child gets as far as its lines or calls, so a run needs far fewer."""
 
 
 def make() -> AdaptiveOSMDSampler:
@@ -89,10 +92,23 @@ def killed_at_line(path: str, line: int, log: int) -> None:
     drive(path, lambda text: os.write(log, text.encode()) and None)
 
 
+def announcing(path: str, pipe: int, log: int) -> None:
+    """Run, and write a byte to the pipe before each call of the ledger that changes the disk."""
+
+    def profiler(frame: FrameType, event: str, function: Any) -> None:
+        ours = frame.f_code.co_filename.startswith(LEDGER)
+        if ours and event == "c_call" and function.__name__ in SYSTEM_CALLS:
+            os.write(pipe, b".")
+
+    sys.setprofile(profiler)
+    drive(path, lambda text: os.write(log, text.encode()) and None)
+
+
 def crash(path: str, log: int, chance: random.Random) -> bool:
     """Fork a child that continues the run and gets killed; False if it reached the end."""
     by_line = chance.random() < 0.6
-    line, patience = chance.randint(1, 3000), chance.uniform(0.0, 0.1)
+    line, calls = chance.randint(1, 3000), chance.randint(1, 120)
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
@@ -100,14 +116,17 @@ def crash(path: str, log: int, chance: random.Random) -> bool:
             if by_line:
                 killed_at_line(path, line, log)
             else:
-                drive(path, lambda text: os.write(log, text.encode()) and None)
+                announcing(path, writing, log)
             status = 0
         finally:
             os._exit(status)
+    os.close(writing)
     if not by_line:
-        time.sleep(patience)
+        while calls and os.read(reading, 1):  # until the call is about to happen, or the child has ended
+            calls -= 1
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    os.close(reading)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
         raise SystemExit("a child failed instead of being killed: see above")
     return os.WIFSIGNALED(status)
@@ -124,7 +143,7 @@ def main(directory: str, wanted: int, seed: int) -> None:
         own = 0
         while crash(path, log, chance):
             own += 1
-            if own > 400:
+            if own > MOST_CRASHES:
                 raise SystemExit("no progress")
         os.close(log)
         crashes += own

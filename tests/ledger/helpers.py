@@ -14,8 +14,6 @@ from sortition.ledger import RecordedSampler, open_run
 from sortition.ledger.encoding import pack
 
 CLIENTS, COHORT_SIZE = 30, 4
-PAGE = 4096
-"""Bytes of a page of the database."""
 
 
 def make(seed: int = 0) -> AdaptiveOSMDSampler:
@@ -99,14 +97,3 @@ def rows_of(path: Path) -> list[tuple[object, ...]]:
         return connection.execute("SELECT * FROM events ORDER BY number").fetchall()
     finally:
         connection.close()
-
-
-def rows_before(rows: list[tuple[object, ...]], data: bytes, size: int) -> int:
-    """Rows, from the first on, whose seals lie whole before the cut: these are at the ends of the rows."""
-    for number, row in enumerate(rows):
-        seal = row[-1]
-        assert isinstance(seal, bytes)
-        page = data.index(seal) // PAGE
-        if (page + 1) * PAGE > size:
-            return number
-    return len(rows)

@@ -92,20 +92,20 @@ def test_a_clock_that_goes_back_does_not_matter(path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "argument"),
     [
-        (lambda run: run.attachment("x", "model"), "round_index must be a whole number .*got 'x'"),
-        (lambda run: run.attachment(0, 3), "name must be letters.*got 3"),
-        (lambda run: run.attach(0, 3, {}), "name must be letters.*got 3"),
-        (lambda run: run.attach("x", "model", {}), "round_index must be a whole number .*got 'x'"),
-        (lambda run: run.attach(55, "model", {}), "drawn, or the next one, 0, got 55"),
-        (lambda run: run.attach(0, "model", 3), "arrays must be a mapping.*got 3"),
-        (lambda run: run.attach(0, "model", {"w": [1]}), "w must be an array.*got list"),
+        (lambda run: run.attachment("x", "model"), "round_index .*'x'"),
+        (lambda run: run.attachment(0, 3), "name .*3"),
+        (lambda run: run.attach(0, 3, {}), "name .*3"),
+        (lambda run: run.attach("x", "model", {}), "round_index .*'x'"),
+        (lambda run: run.attach(55, "model", {}), "round_index .*55"),
+        (lambda run: run.attach(0, "model", 3), "arrays .*3"),
+        (lambda run: run.attach(0, "model", {"w": [1]}), "w .*list"),
     ],
 )
-def test_arguments_that_make_no_sense(path: Path, call: Any, message: str) -> None:
+def test_arguments_that_make_no_sense(path: Path, call: Any, argument: str) -> None:
     with open_run(path, make) as run:
-        with pytest.raises(ConfigurationError, match=message):
+        with pytest.raises(ConfigurationError, match=argument):
             call(run)
         assert [file.name for file in path.with_name("run.db.d").iterdir()] == ["lock"]
 
@@ -116,7 +116,7 @@ def test_the_next_round_can_be_attached_to_before_it_is_drawn(path: Path) -> Non
         run.draw()
         run.attach(run.round_index, "clients", {"n": 1})
         assert run.attachment(1, "clients") == {"n": 1}
-        with pytest.raises(ConfigurationError, match="the next one, 1, got 2"):
+        with pytest.raises(ConfigurationError, match=r"round_index .*2"):
             run.attach(2, "clients", {"n": 1})
 
 

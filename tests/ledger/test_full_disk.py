@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import sqlite3
+from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +17,10 @@ import pytest
 
 from sortition import LedgerError
 from sortition.ledger import open_run, read_run, verify_run
-from sortition.ledger.codec import same_cohort
-from sortition.ledger.files import SealedFiles
+from sortition.ledger.encoding import same_cohort
+from sortition.ledger.files import RunFiles
 from sortition.ledger.recorded import RecordedSampler
-from tests.ledger.helpers import crash, make, norms_of, play, state_bytes
+from tests.ledger.helpers import crash, make, norms_of, play, recorded, state_bytes
 
 
 class Failing:
@@ -101,7 +103,7 @@ def test_a_cohort_whose_snapshot_was_interrupted_is_handed_out(
 
     with open_run(path, make, snapshot_every=1) as run:
         with monkeypatch.context() as patch:
-            patch.setattr(SealedFiles, "write", interrupted)
+            patch.setattr(RunFiles, "write", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run.draw()
         assert run.draw().round_index == 0
@@ -164,3 +166,26 @@ def test_a_file_system_that_takes_no_more(path: Path) -> None:
     play(plain, 40)
     with open_run(path, make) as run:
         assert state_bytes(run) == state_bytes(plain)
+
+
+@pytest.mark.parametrize("free", [0, 10**9])
+def test_no_room_to_begin(path: Path, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """SQLite says no more than "disk I/O error"; whether that is the room, the disk tells."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - free, free))
+    recorded(path, 1)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+        raise error
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    with pytest.raises(LedgerError, match="disk I/O error") as raised:
+        open_run(path, make)
+    assert ("no space is left" in str(raised.value)) == (free == 0)
+    path.unlink()
+    shutil.rmtree(path.with_name("run.db.d"))
+    with pytest.raises(LedgerError, match="disk I/O error") as raised:
+        open_run(path, make)
+    assert ("no space is left" in str(raised.value)) == (free == 0)

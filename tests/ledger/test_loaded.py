@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 from sortition import AvareSampler, ConfigurationError, Guard, OSMDSampler, StateError
 from sortition.cli.commands import app
 from sortition.ledger import open_run, read_run, verify_run
-from sortition.ledger.codec import same_cohort
-from sortition.ledger.export import export_csv
-from sortition.ledger.summary import figures, summarise
+from sortition.ledger.encoding import same_cohort
+from sortition.ledger.summary import export_csv, figures, summarise
 from tests.ledger.helpers import CLIENTS, crash, make, norms_of, play, state_bytes
 
 
@@ -35,7 +34,7 @@ def test_a_loaded_state_is_recorded(path: Path) -> None:
     plain.observe(late, norms_of(late))
     with open_run(path, make) as run:
         assert state_bytes(run) == state_bytes(plain)
-        with pytest.raises(StateError, match="a run under way"):
+        with pytest.raises(StateError, match="state"):
             run.load_state_dict(plain.state_dict())
     assert verify_run(path).replayed
 
@@ -45,7 +44,7 @@ def test_a_state_that_can_not_be_recorded_is_not_loaded(path: Path) -> None:
     plain = make(seed=5)
     play(plain, 3)
     with open_run(path, make) as run:
-        with pytest.raises(ConfigurationError, match=r"my_note must be an array.*got list"):
+        with pytest.raises(ConfigurationError, match=r"my_note .*list"):
             run.load_state_dict({**plain.state_dict(), "my_note": [1, 2]})
         assert state_bytes(run) == state_bytes(make())
         assert run.round_index == run.sampler.round_index == 0
@@ -123,7 +122,7 @@ def test_a_run_that_goes_on_from_another_says_so(tmp_path: Path) -> None:
                 run.observe(cohort, np.where(cohort.clients == 3, 1e6, 1.0))
             if t == 1:
                 with read_run(tmp_path / "run.db") as record:
-                    assert summarise(record).suspicion.in_words().startswith("none yet: the first replies")
+                    assert summarise(record).suspicion.on_trial
     with read_run(tmp_path / "run.db") as record:
         state, continues = record.replay().state_dict(), record.continues
         *_, last = record.rounds()

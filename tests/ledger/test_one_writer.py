@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +62,16 @@ def test_two_processes_race_for_one_run(path: Path, exists: bool) -> None:
         assert racer.stdout is not None
         said.append(racer.stdout.readline().strip())
     assert sorted(line.split(":")[0] for line in said) == ["refused", "won"]
-    assert "must have one writer" in "".join(said)
+    assert "open for writing already" in "".join(said)
     for racer in racers:
-        racer.communicate("finish\n" if "won" in said[racers.index(racer)] else None, timeout=60)
+        racer.communicate("finish\n" if "won" in said[racers.index(racer)] else None, timeout=600)
         assert racer.returncode == 0
     assert verify_run(path).rounds == (5 if exists else 3)
 
 
 def test_a_second_writer_in_the_same_process(path: Path) -> None:
     """A notebook cell that is run twice: the first run is still there when the second is opened."""
-    message = r"must have one writer, but this process has it open for writing already: call close\(\)"
+    message = r"open for writing already, in this process.*close\(\)"
     with open_run(path, make), pytest.raises(LedgerError, match=message):
         open_run(path, make)
     open_run(path, make).close()
@@ -108,8 +107,8 @@ def test_a_run_dropped_in_a_fork_stays_its_writers(path: Path) -> None:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     racer = start(path)
-    said, _ = racer.communicate("go\n", timeout=60)
-    assert "but it is open for writing elsewhere" in said
+    said, _ = racer.communicate("go\n", timeout=600)
+    assert "in another process" in said
     run.close()
 
 
@@ -141,7 +140,7 @@ def test_a_fork_is_not_the_writer(path: Path) -> None:
         answer = fork.SimpleQueue()
         child = fork.Process(target=_in_a_fork, args=(run, answer))
         child.start()
-        assert "got a fork of it" in answer.get()
+        assert "fork" in answer.get()
         child.join()
         play(run, 1)
     assert verify_run(path).rounds == 2
@@ -156,7 +155,7 @@ def test_a_second_writer_through_a_link(path: Path) -> None:
     for first, second in ((link, path), (path, link), (path, directory / "link.db")):
         with open_run(first, make) as run:
             play(run, 1)
-            with pytest.raises(LedgerError, match="must have one writer"):
+            with pytest.raises(LedgerError, match="open for writing already"):
                 open_run(second, make)
     assert verify_run(link).rounds == 3
     with read_run(link) as record:
@@ -173,16 +172,16 @@ def test_a_fork_does_not_keep_the_lock(path: Path) -> None:
             run = open_run(path, make)
             worker = os.fork()
             if worker == 0:
-                time.sleep(60)
+                signal.pause()
                 os._exit(0)
             play(run, 1)  # the writer has the lock still
             os.write(writing, b"%d\n" % worker)
-            time.sleep(60)
+            signal.pause()
         finally:
             os._exit(1)
     worker = int(os.read(reading, 20))
     try:
-        with pytest.raises(LedgerError, match="must have one writer"):
+        with pytest.raises(LedgerError, match="open for writing already"):
             open_run(path, make)
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)

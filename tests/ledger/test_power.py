@@ -19,9 +19,8 @@ import pytest
 
 from sortition.core.errors import SortitionError
 from sortition.ledger import Round, open_run, read_run, verify_run
-from sortition.ledger.attachments import Attachments
-from sortition.ledger.codec import same_cohort, same_norms
-from sortition.ledger.files import SealedFiles, side_directory
+from sortition.ledger.encoding import same_cohort, same_norms
+from sortition.ledger.files import RunFiles, side_directory
 from sortition.ledger.store import Store
 from tests.ledger import crash_child, power_child
 from tests.ledger.helpers import state_bytes
@@ -119,7 +118,7 @@ def attachment(path: Path, round_index: int) -> dict[str, Any] | None:
     store = Store(path, write=False)
     try:
         run_id = bytes.fromhex(store.event(0).values()["run_id"])
-        return Attachments(SealedFiles(side_directory(path), run_id)).read(round_index, "model")
+        return RunFiles(side_directory(path), run_id).attachment(round_index, "model")
     finally:
         store.close()
 

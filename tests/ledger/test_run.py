@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from sortition import (
     UniformSampler,
 )
 from sortition.ledger import open_run, read_run, verify_run
-from sortition.ledger.codec import available_of, available_values, same_cohort
+from sortition.ledger.encoding import available_of, available_values, same_cohort
 from sortition.testing import check_sampler
 from tests.helpers import SAMPLERS
 from tests.ledger.helpers import CLIENTS, crash, make, norms_of, play, recorded, state_bytes
@@ -143,7 +144,7 @@ def test_feedback_given_twice_is_taken_once(path: Path) -> None:
     with open_run(path, make) as run:
         run.observe(cohort, norms_of(cohort).tolist())
         assert state_bytes(run) == before
-        with pytest.raises(CohortError, match="round 1 has had other feedback already"):
+        with pytest.raises(CohortError, match=r"cohort .*round 1"):
             run.observe(cohort, norms_of(cohort) + 1.0)
         assert state_bytes(run) == before
     assert verify_run(path).rows == 7
@@ -206,7 +207,7 @@ def test_what_the_sampler_says_of_hostile_clients_is_passed_on(path: Path) -> No
 def test_a_method_that_the_sampler_lacks(path: Path) -> None:
     with open_run(path, lambda: UniformSampler(num_clients=4, cohort_size=2)) as run:
         with pytest.raises(
-            ConfigurationError, match=r"calibrate must be .*AdaptiveOSMDSampler.*VRBSampler.*UniformSampler"
+            ConfigurationError, match=r"calibrate .*UniformSampler.*AdaptiveOSMDSampler.*VRBSampler"
         ):
             run.calibrate([1.0, 1.0, 1.0, 1.0])
         play(run, 1)
@@ -253,7 +254,7 @@ def test_available_clients_survive_their_encoding(ids: list[int]) -> None:
 
 def test_make_sampler_must_build_the_sampler_of_the_run(path: Path) -> None:
     recorded(path, 2)
-    with pytest.raises(LedgerError, match=r"make_sampler must build .*AdaptiveOSMDSampler"):
+    with pytest.raises(LedgerError, match=r"make_sampler .*AdaptiveOSMDSampler"):
         open_run(path, lambda: UniformSampler(num_clients=CLIENTS, cohort_size=4))
     with open_run(path, lambda: make(seed=9)) as run:  # the seed is that of the run
         assert same_cohort(run.draw(), play(make(), 3)[2])
@@ -261,16 +262,16 @@ def test_make_sampler_must_build_the_sampler_of_the_run(path: Path) -> None:
 
 def test_arguments_that_make_no_sense(path: Path) -> None:
     for wrong, message in (
-        (lambda: 3, "make_sampler must build a sampler, got 3, which has no draw"),
-        (3, "make_sampler must be a function that builds a sampler, got 3"),
+        (lambda: 3, "make_sampler .*3.*draw"),
+        (3, "make_sampler .*3"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             open_run(path, wrong)  # type: ignore[arg-type]
     for question in (lambda p: open_run(p, make), read_run, verify_run):
-        with pytest.raises(ConfigurationError, match="path must name a file, got 3"):
+        with pytest.raises(ConfigurationError, match=r"path .*3"):
             question(3)  # type: ignore[arg-type]
     recorded(path, 1)  # nothing is in the way
-    with pytest.raises(ConfigurationError, match="make_sampler must build a sampler, got None"):
+    with pytest.raises(ConfigurationError, match=r"make_sampler .*None"):
         open_run(path, lambda: None)  # type: ignore[arg-type,return-value]
 
 
@@ -279,7 +280,7 @@ def test_a_closed_run_says_so(path: Path) -> None:
     run.close()
     run.close()
     for call in (run.draw, run.open_cohorts, run.probabilities, lambda: run.attach(0, "x", {})):
-        with pytest.raises(LedgerError, match="was closed"):
+        with pytest.raises(LedgerError, match="closed"):
             call()
 
 
@@ -306,7 +307,7 @@ def test_settings_that_are_arrays(path: Path) -> None:
     assert verify_run(path).replayed
     with read_run(path) as record:
         assert record.sampler == "FixedSampler"
-        assert record.founders == 2
+        assert record.initial_clients == 2
         assert record.settings["probabilities"].tolist() == [0.25, 0.75]
 
 
@@ -326,5 +327,22 @@ def test_replaying_with_another_sampler_is_noticed(path: Path) -> None:
         sampler.draw = lambda available=None: UniformSampler.draw(sampler, available=[0, 1])  # type: ignore[method-assign]
         return sampler
 
-    with pytest.raises(LedgerError, match="round 0 must be drawn again as it was"):
+    with pytest.raises(LedgerError, match="round 0"):
         open_run(path, impostor)
+
+
+def test_files_are_their_owners_alone(path: Path) -> None:
+    """The norms, and the key of the noise, are for nobody else."""
+    before = os.umask(0o022)
+    try:
+        run = open_run(path, make, snapshot_every=1)
+        play(run, 1)
+        run.attach(0, "model", {"w": 1})
+        modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.rglob("run.db*/**/*")}
+        modes |= {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+        run.close()
+    finally:
+        os.umask(before)
+    assert modes.pop("run.db.d") == 0o700
+    assert {"run.db", "run.db-wal", "run.db-shm", "lock", "attachment_model-000000000"} < modes.keys()
+    assert set(modes.values()) == {0o600}

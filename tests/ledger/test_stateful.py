@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sortition import AvareSampler, Cohort, CohortError, Guard, LedgerError, OSMDSampler
 from sortition.ledger import open_run, read_run, verify_run
-from sortition.ledger.codec import same_cohort, same_norms
+from sortition.ledger.encoding import same_cohort, same_norms
 from tests.ledger.helpers import crash, state_bytes
 from tests.ledger.test_full_disk import FULL, failing
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -116,8 +116,8 @@ class RunRecord:
     @property
     def initial_clients(self) -> int | None:
         """The number of clients that had joined before the run began, if the sampler's state says so."""
-        found, joined = self._start.get("state.config.num_clients"), "state.weights.joined_masses"
-        if not isinstance(found, int):
+        found, joined = _size_in(self._start, "num_clients"), "state.weights.joined_masses"
+        if found is None:
             return None
         return found + (len(column_of(self._start, joined)) if joined in self._start else 0)
 
@@ -135,8 +135,7 @@ class RunRecord:
     @property
     def cohort_size(self) -> int | None:
         """K, the draws of a round, if the state says so."""
-        found = self.config.get("cohort_size")
-        return found if isinstance(found, int) else None
+        return _size_in(self._first, "cohort_size")
 
     @property
     def seed(self) -> int | None:
@@ -232,6 +231,15 @@ class RunRecord:
             return Round(cohort, available, drawn.time, None, None)
         observed = self._store.event(number)
         return Round(cohort, available, drawn.time, _norms(observed, cohort), observed.time)
+
+
+def _size_in(values: Mapping[str, Any], name: str) -> int | None:
+    """A size in the state of a sampler. A portfolio has those of its experts."""
+    state = within(values, "state.")
+    while state and f"config.{name}" not in state:
+        state = within(state, "expert0.")
+    found = state.get(f"config.{name}")
+    return found if isinstance(found, int) else None
 
 
 def _norms(observed: Event, cohort: Cohort) -> FloatArray:

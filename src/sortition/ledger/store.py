@@ -47,7 +47,6 @@ _HEADER = struct.Struct(">16s44xi4xi28x")  # SQLite's first 100 bytes: magic, us
 _COLUMNS = (int, str, int, float, bytes, bytes)
 """The types of a row's columns. In a damaged database SQLite may return others."""
 _NUMBERS = struct.Struct("<qqd")
-_LAST_POSSIBLE = 2**63 - 1
 _LITTLE_SPACE = 128 * 1024
 """Bytes. SQLite cannot open a run for writing with less free space."""
 _NOT_DAMAGE = tuple(
@@ -99,7 +98,7 @@ class Store:
     def __init__(self, path: Path, *, write: bool, good: bool = False) -> None:
         check_header(path)
         self.path = path
-        self._table = "events NOT INDEXED" if good else "events"  # a damaged index must not hide good rows
+        self._good = good
         advice = "replace the run with a copy" if good else _advice(path)
         with self._sqlite_errors("opened", advice):
             self._connection = _connect(path, write, good)
@@ -173,8 +172,9 @@ class Store:
 
     def find(self, kind: str, round_index: int) -> Event | None:
         """The row of that kind and round, if there is one."""
-        query = f"SELECT number FROM {self._table} WHERE round_index = ? AND kind = ? AND number <= ?"
-        with self._sqlite_errors("read"):
+        rows = self._rows_in_order() if self._good else "events"  # a damaged index must not hide good rows
+        query = f"SELECT number FROM {rows} WHERE round_index = ? AND kind = ? AND number <= ?"
+        with self._sqlite_errors("read", _advice(self.path)):
             row = self._connection.execute(query, (round_index, kind, self.last)).fetchone()
         if row is None:
             return None
@@ -185,9 +185,9 @@ class Store:
 
     def numbers(self, kind: str) -> dict[int, int]:
         """Round to row number, for all rows of that kind."""
-        query = "SELECT round_index, number FROM events NOT INDEXED WHERE kind = ? AND number <= ?"
-        with self._sqlite_errors("read"):
-            rows = self._connection.execute(query, (kind, self.last)).fetchall()
+        query = f"SELECT round_index, number FROM {self._rows_in_order()} WHERE kind = ?"
+        with self._sqlite_errors("read", _advice(self.path)):
+            rows = self._connection.execute(query, (kind,)).fetchall()
         return {row[0]: row[1] for row in rows if isinstance(row[0], int)}  # a changed row fails in events()
 
     def checksum_of(self, number: int) -> bytes:
@@ -212,7 +212,7 @@ class Store:
 
     def check_structure(self) -> None:
         """Let SQLite check its own pages and the index."""
-        with self._sqlite_errors("checked"):
+        with self._sqlite_errors("checked", _advice(self.path)):
             found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise self.damage(f"{self.path} is damaged; SQLite finds: {' '.join(str(found).split())}")
@@ -238,10 +238,10 @@ class Store:
     def _chain(self, after: int, end: int | None) -> Iterator[Event]:
         """The rows after ``after``, up to ``end`` or the last one; a LedgerError at the first break."""
         previous = b"" if after < 0 else self._checksum_of(after)
-        query = "SELECT * FROM events WHERE number > ? AND number <= ? ORDER BY number"
+        query = "SELECT * FROM events WHERE number > ? ORDER BY number LIMIT ?"  # not a page further
         expected = after + 1
         with self._sqlite_errors("read"):
-            for row in self._connection.execute(query, (after, _LAST_POSSIBLE if end is None else end)):
+            for row in self._connection.execute(query, (after, -1 if end is None else end - after)):
                 if row[0] != expected:
                     raise LedgerError(f"rows are missing from {self.path}: row {expected} is not there")
                 if not _is_as_written(row, previous):
@@ -263,6 +263,9 @@ class Store:
             if not _is_damage(error.__cause__):
                 raise
             problem = error
+            after = -1 if good is None else good.number
+            with suppress(LedgerError):  # Python reads a row ahead, and loses a good one to an error after it
+                good = next(self._chain(after, after + 1))
         if good is None:
             reason = problem or f"{self.path} has no rows"
             raise LedgerError(f"{reason}; without its first row nothing can be read: replace it with a copy")
@@ -273,6 +276,11 @@ class Store:
                 there = self._connection.execute("SELECT count(*) FROM events NOT INDEXED").fetchone()[0]
             self.dropped = max(1, there - good.number - 1)
         self._connection.rollback()
+
+    def _rows_in_order(self) -> str:
+        """The rows up to the last one, in SQL: read in order and without the index, and no page after them."""
+        columns = "SELECT number, kind, round_index FROM events NOT INDEXED"
+        return f"({columns} WHERE number >= 0 ORDER BY number LIMIT {self.last + 1})"
 
     def _check_length(self) -> None:
         """A LedgerError if the file ends within a page; where whole pages are missing, SQLite says so itself.
@@ -328,7 +336,7 @@ def _connect(path: Path, write: bool, good: bool) -> sqlite3.Connection:
             address, uri=True, isolation_level=None, timeout=10.0, check_same_thread=False
         )
         connection.execute(lenient)
-        connection.execute("SELECT 1 FROM events LIMIT 1")
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")
     except sqlite3.OperationalError:
         if write or wal_of(path).exists():
             raise
