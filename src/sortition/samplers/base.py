@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -102,7 +103,7 @@ class BaseSampler(ABC):
         self._latest: Cohort | None = None
         self._identity: int | None = None
         self._begun = False
-        self.settings = {
+        common = {
             "num_clients": self._initial_clients,
             "cohort_size": self._cohort_size,
             "client_weights": self._given_weights,
@@ -111,6 +112,8 @@ class BaseSampler(ABC):
             "guard": guard,
             "privacy": privacy,
         }
+        keywords = inspect.signature(type(self)).parameters  # a subclass need not take all of them
+        self.settings = {name: value for name, value in common.items() if name in keywords}
 
     # What a sampler has to say -----------------------------------------------------------------------
 
@@ -496,7 +499,8 @@ class BaseSampler(ABC):
             raise
         self._weights, self._guard, self._noise = weights, guard, noise
         self._generator, self._identity, self._latest = RoundGenerator(seed), None, None
-        self.settings["seed"] = seed
+        if "seed" in self.settings:
+            self.settings["seed"] = seed
         self._round_index, self._begun = round_index, True
         self._open = dict(zip(rounds.tolist(), tickets.tolist(), strict=True))
 

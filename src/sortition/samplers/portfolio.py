@@ -130,8 +130,7 @@ class PortfolioSampler(BaseSampler):
         )
         self._meta_rate = None if meta_rate is None else positive_number("meta_rate", meta_rate)
         self._expert_samplers = list(experts)
-        common = {name: self.settings[name] for name in ("design", "seed", "guard", "privacy")}
-        self.settings = {"experts": self._expert_samplers, "meta_rate": self._meta_rate, **common}
+        self.settings |= {"experts": self._expert_samplers, "meta_rate": self._meta_rate}
         self._mix()
 
     def _begin(self) -> None:
