@@ -1,4 +1,4 @@
-"""A state is plain data: read elsewhere, the run goes on as if unbroken; a state with bad numbers is refused."""
+"""A state is plain data: read elsewhere, the run goes on as if unbroken. Bad numbers in it are refused."""
 
 from __future__ import annotations
 
