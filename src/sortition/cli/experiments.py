@@ -314,10 +314,10 @@ HOW_TO_READ_BENCH = (
     "Microseconds; draw and obs. (observe) are medians, each followed by its worst round. A\n"
     "round is both; spike: a round in which a norm is 1e300. choice: numpy's\n"
     "Generator.choice(M, K, p=p), a draw alone; x: how many rounds take as long. dense: one of\n"
-    "the first rounds of the readable specification. seen: clients drawn at least once; mass:\n"
-    "their probability; moved: how much of the distribution has left the prior (at most 0.6);\n"
-    "MB: peak memory of the process. dense and moved are for adaptive-osmd only. Compare within\n"
-    "one run only: machines differ, and so do their hours."
+    "the first rounds of Adaptive-OSMD's readable specification. seen: clients drawn at least\n"
+    "once; mass: their probability; moved: how much of the distribution has left the prior (at\n"
+    "most 0.6; for samplers with experts); MB: peak memory of the process. Compare within one\n"
+    "run only: machines differ, and so do their hours."
 )
 
 
@@ -350,7 +350,7 @@ def bench_command(
         typer.Option(
             callback=numbers_of_clients,
             metavar="A,B,...",
-            show_default="1e3 to 1e9; oracles up to 1e7",
+            show_default="1e3 to 1e9; up to 1e7 for oracles and independent draws",
             help="Numbers of clients to measure.",
         ),
     ] = None,

@@ -6,13 +6,12 @@ within one run mean anything: machines differ, and so do the hours of one machin
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +22,8 @@ from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweig
 from sortition.core.rates import meta_rate
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.variance import log_feedback
-from sortition.lab.contestants import CONTESTANTS, EXPLORATION, ORACLES, Trial
+from sortition.lab.contestants import CONTESTANTS, EXPLORATION, INDEPENDENT_ONLY, ORACLES, Trial
+from sortition.lab.parallel import Tick, run_tasks
 
 Regime: TypeAlias = Literal["fresh", "adapted"]
 REGIMES: tuple[str, ...] = ("fresh", "adapted")
@@ -38,8 +38,8 @@ MOVED = 0.5
 ALL_SEEN_UP_TO = 10**6
 CHOICE_UP_TO = 10**7
 DENSE_UP_TO = 10**5
-ORACLES_UP_TO = 10**7
-"""An oracle is shown the norms of all clients."""
+DENSE_SAMPLERS_UP_TO = 10**7
+"""Oracles and independent draws keep arrays of all clients."""
 MOST_CLIENTS = 10**15
 
 
@@ -70,7 +70,7 @@ class Measurement:
     share_of_seen: float
     """The probability of all seen clients together."""
     share_adapted: float
-    """The share of Adaptive-OSMD's distribution that has left the prior; at most 1 - exploration = 0.6."""
+    """The share of the distribution that has left the prior, at most 0.6; nan for samplers without experts."""
     peak_megabytes: float
     """Of the whole process, before numpy's and the dense comparison are run."""
 
@@ -93,7 +93,7 @@ class BenchTrial(Trial):
 
 def most_clients(sampler: str) -> int:
     """The largest number of clients for which the sampler can be measured."""
-    return ORACLES_UP_TO if sampler in ORACLES else MOST_CLIENTS
+    return DENSE_SAMPLERS_UP_TO if sampler in ORACLES | INDEPENDENT_ONLY else MOST_CLIENTS
 
 
 def measure_each(
@@ -105,13 +105,18 @@ def measure_each(
     on_measured: Callable[[Measurement], None] = lambda measurement: None,
 ) -> list[Measurement]:
     """Measure one number of clients after another, each in a process of its own."""
-    results = []
+    results: list[Measurement] = []
     for num_clients in clients:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            task = process.submit(measure, num_clients, cohort_size, rounds, regime, sampler)
-            results.append(task.result())
+        task = partial(_measure_in_worker, num_clients, cohort_size, rounds, regime, sampler)
+        results += run_tasks([task], jobs=2, names=[f"{num_clients:.0e} clients"])
         on_measured(results[-1])
     return results
+
+
+def _measure_in_worker(
+    num_clients: int, cohort_size: int, rounds: int, regime: Regime, sampler: str, tick: Tick
+) -> Measurement:
+    return measure(num_clients, cohort_size, rounds, regime, sampler)
 
 
 def measure(
@@ -138,7 +143,7 @@ def measure(
         draws[i], observations[i] = run.one_round()
     seen = run.seen()
     share = float(run.sampler.probabilities(seen).sum())
-    adapted = float(getattr(run.sampler, "share_adapted", np.nan))
+    adapted = share_adapted(run.sampler)
     spike = sum(run.one_round(spike=True))
     memory = peak_megabytes()
     choice = _time_choice(run.sampler) if num_clients <= CHOICE_UP_TO else np.nan
@@ -174,6 +179,11 @@ def norms_of(clients: IntArray, round_index: int) -> FloatArray:
     uniform = (mixed.astype(np.float64) + 0.5) / 2.0**53
     noise = np.random.default_rng(round_index).normal(0.0, 0.3, size=len(clients))
     return np.asarray(uniform ** (-1.0 / 3.0) * np.exp(noise))
+
+
+def share_adapted(sampler: Any) -> float:
+    """The share of the distribution that has left the prior, for samplers with experts; nan for others."""
+    return float(sampler.distribution.share_above_base()) if hasattr(sampler, "expert_weights") else np.nan
 
 
 def peak_megabytes() -> float:
@@ -267,9 +277,9 @@ def _adapted(sampler: str, num_clients: int, cohort_size: int, rounds: int) -> _
             rate_scale=rate_scale,
         )
         run = _learn(_Run(built), rounds)
-        if built.share_adapted >= MOVED:
+        moved = max(moved, share_adapted(built))
+        if moved >= MOVED:
             return run
-        moved = max(moved, built.share_adapted)
     raise ConfigurationError(
         f"rounds must be enough to move {MOVED} of the distribution of {num_clients} clients away from the "
         f"prior, got {rounds}, which move {moved:.2g}"

@@ -22,12 +22,12 @@ POLL_SECONDS = 0.1
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _count: Any = None  # in a worker: how many ticks all workers have made
-_stop: Any = None  # in a worker: nonzero once the parent wants no more
-_under_way: Any = None  # in a worker: for each task, nonzero while somebody is at it
+_stop: Any = None  # in a worker: nonzero once the parent wants no more results
+_under_way: Any = None  # in a worker: for each task, nonzero while a worker runs it
 
 
 class StoppedError(Exception):
-    """Raised inside a task whose result nobody waits for any more."""
+    """Raised inside a task whose result is no longer wanted."""
 
 
 def run_tasks(
@@ -43,7 +43,7 @@ def run_tasks(
     results are pickled, and the workers are fresh interpreters ("spawn"). On an exception, Ctrl-C
     included, the tasks that still run stop at their next tick; if this process is killed, the workers end.
 
-    ``names`` say which task it was: in a note to what a task raises, and in the WorkerError that is raised
+    ``names`` name the tasks: in a note to the error that a task raises, and in the WorkerError that is raised
     when a worker is killed.
 
     >>> run_tasks([lambda tick: 1, lambda tick: 2], jobs=1)
@@ -61,7 +61,7 @@ def run_tasks(
         try:
             with _spawning():
                 futures = [pool.submit(_call, index, task) for index, task in enumerate(tasks)]
-                pool.submit(_nothing)  # the pool watches only the workers that it knew when last given work
+                pool.submit(_nothing)  # the pool watches only the workers it had when it last got work
             pending: set[Future[Result]] = set(futures)
             while pending:
                 finished, pending = wait(pending, POLL_SECONDS, return_when=FIRST_EXCEPTION)
@@ -72,8 +72,8 @@ def run_tasks(
         except BrokenProcessPool:
             lost = [name for name, busy in zip(names, under_way, strict=True) if busy and name]
             raise WorkerError(
-                "every worker must live until its work is done, but one was killed (out of memory?)"
-                + (f" with these under way: {', '.join(lost)}" if lost else "")
+                "a worker process was killed, perhaps because memory ran out"
+                + (f"; it was working on one of: {', '.join(lost)}" if lost else "")
             ) from None
         except BaseException:
             stop.value = 1
@@ -111,14 +111,14 @@ def _naming(name: str) -> Iterator[None]:
 
 
 def _attach(count: Any, stop: Any, under_way: Any) -> None:
-    """What a worker does first."""
+    """The first call in a worker."""
     global _count, _stop, _under_way
     _count, _stop, _under_way = count, stop, under_way
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """A pool's worker does not notice that its parent was killed: it would work on, or wait for ever."""
+    """End with the parent: a pool's worker does not notice that its parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -126,7 +126,7 @@ def _end_with_parent() -> None:
 
 
 def _nothing() -> None:
-    """A task that is none."""
+    """A task that does nothing."""
 
 
 def _call(index: int, task: Callable[[Tick], Result]) -> Result:
@@ -147,9 +147,9 @@ def _tick() -> None:
 def _spawning() -> Iterator[None]:
     """Processes started within use one thread each and ignore Ctrl-C: the parent tells them when to stop.
 
-    Both are inherited. Without the first, two processes on two cores are four times slower than with it,
-    because the threads of their linear algebra wait for each other. Only the main thread may ignore a
-    signal; elsewhere Ctrl-C does not arrive either.
+    They inherit both. With more threads, two processes on two cores are four times slower, because the threads
+    of their linear algebra wait for each other. Only the main thread may ignore a signal; Ctrl-C does not
+    reach other threads anyway.
     """
     unset = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, "1"))
