@@ -2,9 +2,9 @@
 
     python benchmarks/ledger_cost.py [--clients 1000000] [--cohort 100] [--rounds 300] [--directory /tmp]
 
-Times three things, interleaved round by round so that a noisy machine disturbs all alike: the sampler alone;
-the recorded sampler; and the two bare commits of rows as large as the round's, in a database of the same
-settings. What the ledger adds is the second less the other two. Medians, in milliseconds. At the end a
+Times three things, interleaved round by round so that a noisy machine disturbs all of them alike: the sampler
+alone; the recorded sampler; and two bare commits of rows as large as those of a round, in a database with the
+same settings. What the ledger adds is the second minus the other two. Medians, in milliseconds. At the end a
 snapshot is taken, and the run is opened again.
 """
 
@@ -64,14 +64,16 @@ def main() -> None:
             print(f"{name:<28}{value:8.3f} ms a round")
         beyond = medians["recorded"] - medians["sampler"] - medians["commits"]
         print(f"{'beyond sampler and commits':<28}{beyond:8.3f} ms a round")
-        met = alone.clients_seen
+        seen = alone.clients_seen
         start = time.perf_counter()
         run.close()
         closing = time.perf_counter() - start
         (snapshot,) = path.with_name("run.db.d").glob("snapshot-*")
         size = snapshot.stat().st_size
         print(f"snapshot and close          {1e3 * closing:8.1f} ms, {size / 1e6:.2f} MB")
-        print(f"  {size / met:.0f} bytes for each of {met} clients met, {len(alone.expert_weights)} experts")
+        print(
+            f"  {size / seen:.0f} bytes for each of {seen} clients seen, {len(alone.expert_weights)} experts"
+        )
         start = time.perf_counter()
         open_run(path, make).close()
         print(f"opened from the snapshot    {1e3 * (time.perf_counter() - start):8.1f} ms")

@@ -25,8 +25,8 @@ PAGE = 4096
 ROUNDS = 200
 ROWS = 2 * ROUNDS + 1
 OPENERS = (lambda run: open_run(run, make), read_run, verify_run)
-LEAF, INDEX = 0x0D, 0x0A
-"""The first byte of a page with rows, and of a page of the index."""
+LEAF, INNER, INDEX = 0x0D, 0x05, 0x0A
+"""The first byte of a page with rows, of one that points to such pages, and of one of the index."""
 
 
 def sortition(*arguments: str | Path) -> Result:
@@ -343,6 +343,21 @@ def test_a_lost_page_of_rows(run: Path, whole: Path) -> None:
     with read_run(run, good=True) as record:
         assert record.rows == len(found)
         assert "at least" in str(record.left_out)
+
+
+def test_a_lost_page_in_the_middle_of_the_tree(path: Path) -> None:
+    """A long run has three levels of pages; the rows below a lost one cannot be reached."""
+    run = open_run(path, make)
+    for _ in range(1100):
+        run._store.append("x", 0, {"a": np.zeros(2500, dtype=np.uint8)})
+    crash(run)
+    path.with_name("run.db.d").rename(path.with_name("aside"))
+    expected = rows_of(path)
+    path.write_bytes(zeroed(path.read_bytes(), INNER))
+    with read_run(path, good=True) as record:
+        found = [tuple(getattr(event, name) for name in event.__slots__) for event in record.events()]
+    assert 200 < len(found) < len(expected)
+    assert found == expected[: len(found)]
 
 
 @pytest.mark.parametrize("seed", range(6))
