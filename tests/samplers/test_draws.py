@@ -222,25 +222,25 @@ def test_a_draw_depends_on_seed_and_round_only(name: str) -> None:
     jumped = build(name)
     jumped.load_state_dict({**jumped.state_dict(), "round_index": 5})
     assert same_cohort(jumped.draw(), cohorts[5])
-    watched = build(name)
+    observed = build(name)
     for cohort in cohorts:
-        watched.probabilities()
-        same = watched.draw()
+        observed.probabilities()
+        same = observed.draw()
         assert same_cohort(same, cohort)
-        watched.observe(same, norms_for(same))
+        observed.observe(same, norms_for(same))
 
 
 @every_sampler
 def test_looking_does_not_change_the_run(name: str) -> None:
-    plain, watched = build(name), build(name)
+    plain, observed = build(name), build(name)
     for _ in range(6):
-        watched.probabilities()
-        watched.probabilities([1, 1, 0])
-        watched.state_dict()
-        cohort, same = plain.draw(), watched.draw()
+        observed.probabilities()
+        observed.probabilities([1, 1, 0])
+        observed.state_dict()
+        cohort, same = plain.draw(), observed.draw()
         assert same_cohort(cohort, same)
         plain.observe(cohort, norms_for(cohort))
-        watched.observe(same, norms_for(same))
+        observed.observe(same, norms_for(same))
 
 
 @every_sampler

@@ -91,8 +91,8 @@ def test_no_heterogeneity_costs_next_to_nothing() -> None:
     assert np.mean(1.0 / (M * p)) < 1.03  # variance against uniform where all are alike
 
 
-def test_who_leaves_does_not_change_what_is_known_of_the_others() -> None:
-    """Feedback goes with lambda, which is rescaled when 99% of all data leave: nobody has changed."""
+def test_a_client_that_leaves_does_not_change_what_is_known_of_the_others() -> None:
+    """Feedback goes with lambda, which is rescaled when 99% of all data leave; the other clients have not changed."""
     weights = np.full(20, 0.01 / 19)
     weights[0] = 0.99
     sampler = EmpiricalBayesSampler(num_clients=20, cohort_size=10, client_weights=weights)

@@ -12,6 +12,7 @@ from sortition import (
     AdaptiveOSMDSampler,
     AvareSampler,
     Cohort,
+    CohortError,
     DoublingOSMDSampler,
     MABSSampler,
     OptimalSampler,
@@ -144,7 +145,7 @@ def test_late_feedback_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_who_is_silent_counts_as_not_asked(name: str) -> None:
+def test_a_client_that_does_not_reply_counts_as_not_asked(name: str) -> None:
     """nan for one client: the others are learnt from, with weights raised by n / r, and it is not."""
     sampler, twin = (SAMPLERS[name](design="without_replacement", **common) for _ in range(2))
     for each in (sampler, twin):
@@ -160,7 +161,7 @@ def test_who_is_silent_counts_as_not_asked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_round_without_any_reply_changes_nothing_but_is_over(name: str) -> None:
+def test_a_round_without_replies_changes_nothing_and_is_closed(name: str) -> None:
     sampler, twin = (SAMPLERS[name](**common) for _ in range(2))
     for each in (sampler, twin):
         train(each, 4)
@@ -168,7 +169,7 @@ def test_a_round_without_any_reply_changes_nothing_but_is_over(name: str) -> Non
     before = sampler.probabilities()
     sampler.observe(cohort, np.full(len(cohort), np.nan))
     assert np.array_equal(sampler.probabilities(), before)
-    with pytest.raises(ValueError, match="feedback already"):
+    with pytest.raises(CohortError, match="cohort"):
         sampler.observe(cohort, np.ones(len(cohort)))
     twin.observe(twin.draw(), np.full(len(cohort), np.nan))
     assert same_state(sampler.state_dict(), twin.state_dict())
@@ -208,7 +209,7 @@ def test_the_bound_is_the_largest_of_the_first_feedback(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["adaptive", "doubling", "mabs", "vrb"])
 def test_calibrate_by_hand(name: str) -> None:
-    """max lambda^2 norm^2 over those who responded: (0.3 * 1)^2, no reply, (0.2 * 4)^2, ... = 0.64."""
+    """max lambda^2 norm^2 over the clients that replied: (0.3 * 1)^2, no reply, (0.2 * 4)^2, ... = 0.64."""
     sampler = SAMPLERS[name](**common)
     sampler.calibrate([1.0, np.nan, 4.0, 5.0, 0.0, 7.0])
     assert sampler.feedback_bound == pytest.approx(0.64)

@@ -15,7 +15,7 @@ M, K = 6, 2
 
 
 def capped(u: np.ndarray, size: int) -> np.ndarray:
-    """The p with sum K, at most one, proportional to u below one: make certain who is above, and repeat."""
+    """The p with sum K, at most one, proportional to u below one: set those above to one, and repeat."""
     p, free = np.ones(len(u)), np.ones(len(u), dtype=bool)
     while True:
         p[free] = (size - np.count_nonzero(~free)) * u[free] / u[free].sum()
@@ -93,7 +93,7 @@ class TestKVib:
         assert smallest(8) == pytest.approx(1 / 8)
         assert smallest(1) == pytest.approx(1 / 8)
 
-    def test_a_newcomer_is_one_who_was_never_drawn(self):
+    def test_a_newcomer_is_like_a_client_that_was_never_drawn(self):
         sampler = KVibSampler(num_clients=4, cohort_size=2, num_rounds=20, feedback_bound=1.0, seed=1)
         cohort = sampler.draw()
         sampler.observe(cohort, np.full(len(cohort), 50.0))
@@ -122,7 +122,7 @@ class TestOptimalClientSampling:
         assert cohort.probabilities == pytest.approx(expected[cohort.clients])
 
     @pytest.mark.parametrize("make", [OptimalSampler, OptimalClientSampler])
-    def test_oracles_know_who_joined_and_left(self, make):
+    def test_oracles_follow_joins_and_leaves(self, make):
         sampler = make(num_clients=3, cohort_size=2)
         sampler.reveal([1.0, 2.0, 3.0])
         sampler.draw()
@@ -139,6 +139,6 @@ class TestOptimalClientSampling:
     [lambda **common: KVibSampler(num_rounds=5, **common), lambda **common: OptimalClientSampler(**common)],
 )
 def test_another_design_is_refused(make, design):
-    with pytest.raises(ConfigurationError, match=f"design must be 'independent' .* got '{design}'"):
+    with pytest.raises(ConfigurationError, match=f"design.*{design}"):
         make(num_clients=5, cohort_size=2, design=design)
     assert make(num_clients=5, cohort_size=2).design == "independent"

@@ -39,7 +39,7 @@ def test_private_samplers_keep_every_promise() -> None:
 
 
 def test_noise_has_the_stated_size_and_sensitivity() -> None:
-    """Whatever the norm, the noise is N(0, (sigma C)^2); norms beyond C count as C."""
+    """Whatever the norm, the noise is N(0, (sigma C)^2); norms above C are clipped."""
     noise = Noise(REPEATABLE, seed=1)
     big = noise.apply(cohort(0, 20000), np.full(20000, 1e9))
     at_bound = Noise(REPEATABLE, seed=1).apply(cohort(0, 20000), np.full(20000, 2.0))
@@ -82,7 +82,7 @@ def test_fresh_noise_differs_between_runs_and_survives_saving() -> None:
 
 
 def test_the_account() -> None:
-    """The client that replied most decides; who did not reply has spent nothing."""
+    """The client that replied most decides; a client that did not reply has spent nothing."""
     sampler = avare(NormPrivacy(norm_bound=1.0, noise_multiplier=2.0))
     assert sampler.privacy_spent().epsilon == 0.0
     for _ in range(3):
@@ -105,26 +105,26 @@ def test_a_state_with_an_impossible_key(key: Any) -> None:
 
 
 def test_norms_that_would_not_be_noised_are_refused() -> None:
-    """A pre-training pass and an oracle take norms as they are, and nobody would have counted them."""
+    """A pre-training pass and an oracle take norms as they are: these would not be in the account."""
     common: dict[str, Any] = {"num_clients": 3, "cohort_size": 1, "privacy": REPEATABLE}
     adaptive = AdaptiveOSMDSampler(num_rounds=10, **common)
-    with pytest.raises(ConfigurationError, match="calibrate must not be used with privacy"):
+    with pytest.raises(ConfigurationError, match="calibrate.*privacy"):
         adaptive.calibrate([1.0, 2.0, 777.0])
     assert adaptive.feedback_bound is None
     oracle = OptimalSampler(**common)
-    with pytest.raises(ConfigurationError, match="reveal must not be used with privacy"):
+    with pytest.raises(ConfigurationError, match="reveal.*privacy"):
         oracle.reveal([1.0, 2.0, 777.0])
 
 
 def test_settings_are_checked() -> None:
     for wrong in ("no", 1, None):
-        with pytest.raises(ConfigurationError, match="fresh_noise must be True or False, got"):
+        with pytest.raises(ConfigurationError, match="fresh_noise"):
             NormPrivacy(norm_bound=1.0, noise_multiplier=1.0, fresh_noise=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"norm_bound must be a finite number above 0, got 0\.0"):
+    with pytest.raises(ConfigurationError, match="norm_bound"):
         NormPrivacy(norm_bound=0.0, noise_multiplier=1.0)
-    with pytest.raises(ConfigurationError, match="noise_multiplier must be a finite number above 0"):
+    with pytest.raises(ConfigurationError, match="noise_multiplier"):
         NormPrivacy(norm_bound=1.0, noise_multiplier=-1.0)
-    with pytest.raises(ConfigurationError, match="privacy must be a NormPrivacy or None"):
+    with pytest.raises(ConfigurationError, match="privacy"):
         UniformSampler(num_clients=3, cohort_size=1, privacy=1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="privacy must be given to the sampler"):
+    with pytest.raises(ConfigurationError, match="privacy_spent"):
         UniformSampler(num_clients=3, cohort_size=1).privacy_spent()

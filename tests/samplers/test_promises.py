@@ -69,7 +69,7 @@ def test_promises_of_the_oracle(design: str) -> None:
 
 
 @pytest.mark.parametrize("weights", [None, SKEWED[::-1]], ids=["alike", "skewed"])
-def test_promises_of_those_of_independent_draws_alone(weights: np.ndarray | None) -> None:
+def test_promises_of_samplers_with_independent_draws_only(weights: np.ndarray | None) -> None:
     common = {"num_clients": M, "cohort_size": K, "client_weights": weights}
     check_sampler(
         lambda seed: KVibSampler(num_rounds=50, exploration=0.4, seed=seed, **common), floor=0.4 / M

@@ -59,7 +59,7 @@ def test_nothing_released_costs_nothing() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    with pytest.raises(ConfigurationError, match="noise_multiplier must be a finite number above 0"):
+    with pytest.raises(ConfigurationError, match="noise_multiplier"):
         gaussian_mu(0.0, 1)
-    with pytest.raises(ConfigurationError, match=r"delta must lie in \(0, 1\), got 0.0"):
+    with pytest.raises(ConfigurationError, match="delta"):
         gaussian_epsilon(1.0, 0.0)
