@@ -91,7 +91,7 @@ def expectation(design: str, p: Array, cohort_size: int, of: Callable[[Cohort], 
 
 
 def dense(cohort: Cohort, values: Array, num_clients: int) -> Array:
-    """``values``, aligned with the cohort, as a vector over all clients: 0 for clients that were not drawn."""
+    """``values``, aligned with the cohort, as a vector over all clients: 0 if not drawn."""
     everybody = np.zeros(num_clients)
     everybody[cohort.clients] = values
     return everybody

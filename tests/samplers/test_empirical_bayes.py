@@ -92,7 +92,7 @@ def test_no_heterogeneity_costs_next_to_nothing() -> None:
 
 
 def test_a_client_that_leaves_does_not_change_what_is_known_of_the_others() -> None:
-    """Feedback goes with lambda, which is rescaled when 99% of all data leave; the other clients have not changed."""
+    """Feedback goes with lambda, which is rescaled when 99% of all data leave; nobody else has changed."""
     weights = np.full(20, 0.01 / 19)
     weights[0] = 0.99
     sampler = EmpiricalBayesSampler(num_clients=20, cohort_size=10, client_weights=weights)

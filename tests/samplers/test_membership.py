@@ -220,7 +220,7 @@ def test_a_portfolio_asks_its_experts_first() -> None:
     setting = {"num_clients": 5, "cohort_size": 3}
     experts = [UniformSampler(**setting), AvareSampler(**setting, design="without_replacement")]
     sampler = PortfolioSampler(experts=experts)
-    with pytest.raises(ConfigurationError, match="clients.*3"):
+    with pytest.raises(ConfigurationError, match=r"clients.*3"):
         sampler.remove_clients([0, 1, 2])
     assert sampler.num_clients == 5
     assert sampler.client_weights() == pytest.approx(np.full(5, 0.2))

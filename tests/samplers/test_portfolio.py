@@ -88,7 +88,7 @@ def test_joining_and_leaving() -> None:
 
 
 def test_experts_must_agree() -> None:
-    with pytest.raises(ConfigurationError, match="experts.*num_clients"):
+    with pytest.raises(ConfigurationError, match=r"experts.*num_clients"):
         PortfolioSampler(
             experts=[
                 UniformSampler(num_clients=5, cohort_size=2),
@@ -98,7 +98,7 @@ def test_experts_must_agree() -> None:
     with pytest.raises(ConfigurationError, match="experts"):
         PortfolioSampler(experts=[])
     one = UniformSampler(num_clients=5, cohort_size=2)
-    with pytest.raises(ConfigurationError, match="experts.*expert 1, UniformSampler"):
+    with pytest.raises(ConfigurationError, match=r"experts.*expert 1, UniformSampler"):
         PortfolioSampler(experts=[one, one])
 
 
@@ -121,7 +121,7 @@ def test_experts_must_be_new(change: str) -> None:
     else:
         first = PortfolioSampler(experts=[used])
         first.observe(cohort := first.draw(), np.ones(len(cohort)))
-    with pytest.raises(ConfigurationError, match="experts.*expert 1, AvareSampler"):
+    with pytest.raises(ConfigurationError, match=r"experts.*expert 1, AvareSampler"):
         PortfolioSampler(experts=[UniformSampler(**setting), used])
 
 
@@ -145,7 +145,7 @@ def test_privacy_is_the_portfolios() -> None:
     """Privacy of an expert would do nothing: the portfolio gives it the norms."""
     common = {"num_clients": M, "cohort_size": K}
     private = AvareSampler(**common, privacy=NormPrivacy(norm_bound=1.0, noise_multiplier=1.0))
-    with pytest.raises(ConfigurationError, match="experts.*privacy.*expert 1, AvareSampler"):
+    with pytest.raises(ConfigurationError, match=r"experts.*privacy.*expert 1, AvareSampler"):
         PortfolioSampler(experts=[UniformSampler(**common), private])
     with pytest.raises(ConfigurationError, match="experts"):
         PortfolioSampler(experts=private)  # type: ignore[arg-type]

@@ -108,11 +108,11 @@ def test_norms_that_would_not_be_noised_are_refused() -> None:
     """A pre-training pass and an oracle take norms as they are: these would not be in the account."""
     common: dict[str, Any] = {"num_clients": 3, "cohort_size": 1, "privacy": REPEATABLE}
     adaptive = AdaptiveOSMDSampler(num_rounds=10, **common)
-    with pytest.raises(ConfigurationError, match="calibrate.*privacy"):
+    with pytest.raises(ConfigurationError, match=r"calibrate.*privacy"):
         adaptive.calibrate([1.0, 2.0, 777.0])
     assert adaptive.feedback_bound is None
     oracle = OptimalSampler(**common)
-    with pytest.raises(ConfigurationError, match="reveal.*privacy"):
+    with pytest.raises(ConfigurationError, match=r"reveal.*privacy"):
         oracle.reveal([1.0, 2.0, 777.0])
 
 
