@@ -1,7 +1,6 @@
 """A run to be traced: made in three sittings, with a mark on stdout after each call that returned.
 
 Started as a program: ``python power_child.py RUN``.
-given, by an orderly close.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tests.ledger.crash_child import drive
 SITTINGS = (9, 25)
 """The marks after which the run is closed and opened again: both leave a cohort open."""
 LOG_PAGES = 24
-"""SQLite copies the log into the database at so many pages, not at 1000: a small run does it a few times."""
+"""SQLite copies the log into the database at this many pages, not at 1000, so a small run does it too."""
 
 
 def patch() -> None:

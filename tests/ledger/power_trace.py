@@ -21,7 +21,7 @@ CHANGING = (
     "rmdir,mmap,sync,syncfs,sync_file_range"
 )
 SKIPPED = "-shm"
-"""SQLite's index of its log: mapped, and made anew by the first who opens."""
+"""SQLite's index of its log: mapped into memory, and made anew when the run is opened."""
 ROOT = 0
 """The place of the directory itself; directories in it have numbers below, files above."""
 _CALL = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+|\?)")

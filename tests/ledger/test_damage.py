@@ -107,7 +107,7 @@ def damages(original: Original, per_file: int, seed: int) -> list[tuple[Path, st
     found: list[tuple[Path, str, Callable[[bytes], bytes]]] = []
     for name, content in original.files.items():
         if not content or name.name.endswith("-shm"):
-            continue  # the shm is rebuilt by whoever comes first
+            continue  # the shm is rebuilt when the run is opened
         for _ in range(per_file):
             place, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
 

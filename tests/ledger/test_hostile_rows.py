@@ -1,4 +1,4 @@
-"""Rows with right seals that say what no run says: a LedgerError that names it, wherever they are read."""
+"""Rows with right checksums and values that no run has: a LedgerError that names them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GONE = ...
 
 
 def resealed(path: Path, change: Callable[[list[list[Any]]], None]) -> None:
-    """The run with rows that were changed by somebody who knows how to seal them."""
+    """The run with changed rows whose checksums are right."""
     recorded(path, 3)
     rows = [list(row) for row in rows_of(path)]
     change(rows)
@@ -39,7 +39,7 @@ def resealed(path: Path, change: Callable[[list[list[Any]]], None]) -> None:
 
 
 def saying(path: Path, number: int, name: str, value: Any) -> None:
-    """Row ``number`` says something else by that name, or nothing."""
+    """Row ``number`` has another value under that name, or none."""
 
     def change(rows: list[list[Any]]) -> None:
         values = unpack(rows[number][4])

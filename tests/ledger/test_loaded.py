@@ -55,7 +55,7 @@ def test_a_state_that_can_not_be_recorded_is_not_loaded(path: Path) -> None:
 
 
 def test_a_loaded_run_is_reported_as_it_was(path: Path, tmp_path: Path) -> None:
-    """Who had joined and left before, and the round that was drawn before and answered here."""
+    """Clients that joined and left before, and the round that was drawn before and answered here."""
     plain = make()
     play(plain, 2)
     late = plain.draw()

@@ -29,7 +29,7 @@ def lock_of(path: Path) -> Path:
 
 
 def is_held(path: Path) -> bool:
-    """Whether anybody has the lock of the run."""
+    """Whether the lock of the run is held."""
     descriptor = os.open(lock_of(path), os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,7 +143,7 @@ def test_a_fork_while_a_run_is_opened(path: Path, moment: str, monkeypatch: pyte
 def test_a_fork_in_another_thread_waits_until_the_lock_is_taken(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the opening of the file and the moment that we know its descriptor, nobody could close it."""
+    """Between opening the file and knowing its descriptor, the child could not close it."""
     original = os.open
     order: list[str] = []
     forker: list[threading.Thread] = []
@@ -185,7 +185,7 @@ def test_a_fork_that_python_was_not_told_of(path: Path) -> None:
     assert verify_run(path).rounds == 1
 
 
-# Files that nobody wrote ----------------------------------------------------------------------------------
+# Files that the ledger did not write ------------------------------------------------------------------
 
 
 def write_witness(path: Path, number: bytes) -> None:
@@ -306,7 +306,7 @@ def test_the_next_call_is_refused(how: str, path: Path) -> None:
 
 
 def test_there_are_never_two_writers(path: Path) -> None:
-    """With the lock gone somebody else may take another one: then the first one writes no more."""
+    """With the lock gone another writer may take a new one: then the first one is refused."""
     first = open_run(path, make)
     play(first, 2)
     shutil.rmtree(path.with_name("run.db.d"))

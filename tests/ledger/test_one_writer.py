@@ -1,4 +1,4 @@
-"""One process writes, any number read, and nobody ever sees half of anything."""
+"""One process writes, any number read, and none of them sees half of a round."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_readers_see_whole_rounds_while_it_is_written(path: Path) -> None:
 
 
 def test_reading_changes_nothing(path: Path) -> None:
-    """But for SQLite's own two files, which hold nothing and which the next writer takes away."""
+    """Except SQLite's own two files, which hold nothing and which the next writer removes."""
 
     def files() -> dict[str, bytes]:
         return {file.name: file.read_bytes() for file in path.parent.rglob("*") if file.is_file()}

@@ -35,7 +35,7 @@ STATES = 300
 
 @dataclass(frozen=True)
 class Unbroken:
-    """The run that nobody disturbed."""
+    """The run without a power cut."""
 
     steps: list[Step]
     files: dict[str, tuple[bytes, int | None]]

@@ -332,7 +332,7 @@ def test_replaying_with_another_sampler_is_noticed(path: Path) -> None:
 
 
 def test_files_are_their_owners_alone(path: Path) -> None:
-    """The norms, and the key of the noise, are for nobody else."""
+    """They hold the norms and perhaps the key of the noise."""
     before = os.umask(0o022)
     try:
         run = open_run(path, make, snapshot_every=1)

@@ -165,7 +165,7 @@ def test_report(run: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "AdaptiveOSMDSampler, 8 rounds" in page
     assert "<script src=" not in page  # it opens offline
-    assert f">1: {CLIENTS}<" in page  # who joined
+    assert f">1: {CLIENTS}<" in page  # the client that joined
     assert f"Report: {tmp_path / 'page.html'}" in found.output
 
 
@@ -377,7 +377,7 @@ def test_those_there_now_are_told_from_all_that_ever_were(path: Path) -> None:
         summary = summarise(record)
     found = dict(figures(summary))
     everybody = "the 36 clients ever there"
-    assert found["clients"] == "32 now; 36 ever, of whom 4 left"
+    assert found["clients"] == "32 now; 36 ever, of which 4 left"
     assert found["coverage"] == f"{drawn / 36:.1%}: {drawn} of {everybody} were drawn at least once"
     assert found["effective clients"] == f"{summary.effective_clients:.1f} of {everybody}"
 

@@ -55,7 +55,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="name
 
 @needs_proc
 def test_an_attachment_is_durable_before_the_feedback_that_follows_it(path: Path, steps: list[str]) -> None:
-    """Whoever finds the feedback of a round after a power cut finds the model that belongs to it."""
+    """If the feedback of a round is there after a power cut, so is its model."""
     with open_run(path, make) as run:
         cohort = run.draw()
         steps.clear()

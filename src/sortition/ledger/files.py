@@ -160,7 +160,7 @@ class RunFiles:
     def _time(self, name: str, number: int) -> int:
         try:
             return self._file(name, number).stat().st_mtime_ns
-        except FileNotFoundError:  # a file of someone else with a similar name
+        except FileNotFoundError:  # a foreign file with a similar name
             return 0
 
     def _file(self, name: str, number: int) -> Path:

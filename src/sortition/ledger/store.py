@@ -253,7 +253,6 @@ class Store:
 
     def _keep_good_rows(self) -> None:
         """Let the run end before its first damaged row, and count the rows that SQLite finds after it."""
-        self._connection.execute("BEGIN")  # rows that a writer adds meanwhile do not count
         good: Event | None = None
         problem: LedgerError | None = None
         try:
@@ -275,10 +274,9 @@ class Store:
             with suppress(sqlite3.Error):
                 there = self._connection.execute("SELECT count(*) FROM events NOT INDEXED").fetchone()[0]
             self.dropped = max(1, there - good.number - 1)
-        self._connection.rollback()
 
     def _rows_in_order(self) -> str:
-        """The rows up to the last one, in SQL: read in order and without the index, and no page after them."""
+        """In SQL, the rows up to the last one, read in order, without the index and not a page further."""
         columns = "SELECT number, kind, round_index FROM events NOT INDEXED"
         return f"({columns} WHERE number >= 0 ORDER BY number LIMIT {self.last + 1})"
 

@@ -316,12 +316,12 @@ def _clients_in_words(summary: RunSummary) -> tuple[str, str, str]:
     drawn = len(summary.clients)
     if summary.present is None or summary.everybody is None or summary.coverage is None:
         return "unknown", f"unknown; {drawn} clients were drawn at least once", ""
-    gone, whom = summary.everybody - summary.present, f"{summary.everybody} clients"
+    gone, total = summary.everybody - summary.present, f"{summary.everybody} clients"
     present = str(summary.present)
     if gone:
-        present += f" now; {summary.everybody} ever, of whom {gone} left"
-        whom = f"the {summary.everybody} clients ever there"
-    return present, f"{summary.coverage:.1%}: {drawn} of {whom} were drawn at least once", f" of {whom}"
+        present += f" now; {summary.everybody} ever, of which {gone} left"
+        total = f"the {summary.everybody} clients ever there"
+    return present, f"{summary.coverage:.1%}: {drawn} of {total} were drawn at least once", f" of {total}"
 
 
 def moment(seconds: float) -> str:
