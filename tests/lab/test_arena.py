@@ -1,50 +1,46 @@
-"""The arena: environments by seed, measures by hand, and the halves that are kept apart."""
+"""The arena: environments by seed, measures by hand, the halves that are kept apart, and its command."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from sortition import ConfigurationError, FixedSampler, OptimalSampler, UniformSampler
-from sortition.lab.arena import (
+from sortition.cli.commands import app
+from sortition.lab.arena.environments import (
     ENVIRONMENTS,
     Environment,
-    Trace,
+    LocalUpdates,
     Training,
+    digits_training,
     environments_of,
-    find_contestant,
-    replay,
-    run_closed_loop,
-    run_replay,
-    summarise,
-)
-from sortition.lab.arena.closed import judge
-from sortition.lab.arena.federations import (
-    LocalSteps,
-    SoftmaxFederation,
-    digits,
     paper_least_squares,
+    seeds_of,
 )
-from sortition.lab.arena.synthetic import Synthetic
-from sortition.lab.arena.trace import seeds_of
-from sortition.lab.contestants import CONTESTANTS
-from sortition.lab.reports.arena import arena_json, arena_table, closed_loop_table, heat_map, standings
-from sortition.lab.trajectory import Trajectory
+from sortition.lab.arena.tournament import Variance, judge, replay, run_closed_loop, run_replay
+from sortition.lab.arena.traces import GeneratedNorms, Trace
+from sortition.lab.contestants import CONTESTANTS, find_contestant
+from sortition.lab.problems.softmax import gaussian_federation
+from sortition.lab.reports.standings import arena_json, arena_table, closed_loop_table, heat_map, standings
+from sortition.lab.training import Trajectory
 
-TINY = Environment("tiny", "tune", "ten clients, twenty rounds", Synthetic(10, 2, num_rounds=20))
+QUICK = ["arena", "--environments", "clients-20", "--seeds", "1", "--jobs", "1"]
+TINY = Environment("tiny", "tune", "ten clients, twenty rounds", GeneratedNorms(10, 2, num_rounds=20))
 TINY_TRAINING = Environment(
-    "tiny-training", "tune", "twenty clients", Training(partial(digits, num_clients=20), 3, 20, 0.3)
+    "tiny-training", "tune", "twenty clients", digits_training(num_clients=20, cohort_size=3, num_rounds=20)
 )
 
 
 def short(environment: Environment) -> Environment:
     """The same with few rounds, and few clients where there would be thousands."""
-    if isinstance(environment.source, Synthetic):
+    if isinstance(environment.source, GeneratedNorms):
         clients = min(environment.source.clients, 200)
         return replace(environment, source=replace(environment.source, num_rounds=20, clients=clients))
     return replace(environment, source=replace(environment.source, num_rounds=3))
@@ -86,33 +82,20 @@ class TestEnvironments:
         assert seeds_of("all", 3) == seeds_of("report", 3)
 
     def test_local_steps_of_one_step_are_gradients(self):
-        problem = SoftmaxFederation(concentration=0.3, tail=1.5, seed=1)
+        problem = gaussian_federation(concentration=0.3, tail=1.5, seed=1)
         model = np.random.default_rng(0).normal(size=len(problem.initial_model()))
         clients = np.array([3, 50, 99])
-        one = LocalSteps(problem, 1, 0.1).updates(model, clients, 5)
+        one = LocalUpdates(problem, 1, 0.1).updates(model, clients, 5)
         assert one == pytest.approx(problem.local_gradients(np.tile(model, (3, 1)), clients, 5, 0))
-        two = LocalSteps(problem, 2, 0.1).updates(model, clients, 5)
+        two = LocalUpdates(problem, 2, 0.1).updates(model, clients, 5)
         second = problem.local_gradients(model - 0.1 * one, clients, 5, 1)
         assert two == pytest.approx((one + second) / 2)
 
     def test_an_independent_draw_may_be_empty(self):
-        problem = SoftmaxFederation(concentration=0.3, tail=1.5)
+        problem = gaussian_federation(concentration=0.3, tail=1.5)
         nobody = np.zeros(0, dtype=np.int64)
-        for federation in (problem, LocalSteps(problem, 2, 0.1)):
+        for federation in (problem, LocalUpdates(problem, 2, 0.1)):
             assert federation.updates(federation.initial_model(), nobody, 0).shape == (0, 200)
-
-    def test_softmax_gradients_are_those_of_the_loss(self):
-        """The mean update over many rounds is the gradient, and finite differences know it too."""
-        problem = SoftmaxFederation(concentration=0.3, tail=3.0, num_clients=5, seed=2)
-        model = 0.1 * np.random.default_rng(0).normal(size=len(problem.initial_model()))
-        direction = np.random.default_rng(1).normal(size=len(model))
-        rounds = 4000
-        along = [
-            problem.client_weights @ (problem.updates(model, np.arange(5), t) @ direction)
-            for t in range(rounds)
-        ]
-        difference = (problem.loss(model + 1e-5 * direction) - problem.loss(model - 1e-5 * direction)) / 2e-5
-        assert abs(np.mean(along) - difference) < 5 * np.std(along) / np.sqrt(rounds)
 
 
 class TestReplay:
@@ -149,11 +132,11 @@ class TestReplay:
 
     def test_summary(self):
         ratios = np.concatenate([[5.0, 3.0], np.ones(18)])
-        variance = summarise(ratios)
+        variance = Variance.of_run(ratios)
         assert variance.mean == pytest.approx(26 / 20)
         assert variance.early == 4.0
         assert variance.segments == tuple(ratios)
-        assert summarise(np.array([2.0])).early == 2.0
+        assert Variance.of_run(np.array([2.0])).early == 2.0
 
     def test_the_bound_is_the_first_rounds_largest_feedback(self):
         assert self.trace.trial(0).feedback_bound == pytest.approx(9 / 4)
@@ -219,14 +202,14 @@ class TestTournament:
             ":best",
             ".a:best",
         ):
-            with pytest.raises(ConfigurationError, match=r"samplers.*best"):
+            with pytest.raises(ConfigurationError, match="best"):
                 find_contestant(name)
 
     @pytest.mark.parametrize("fight", [run_replay, run_closed_loop])
     def test_nothing_to_do_is_said(self, fight):
-        with pytest.raises(ConfigurationError, match="environments must name at least one"):
+        with pytest.raises(ConfigurationError, match="environments"):
             fight(contestants("uniform"), [], split="all")
-        with pytest.raises(ConfigurationError, match="seeds must be a whole number"):
+        with pytest.raises(ConfigurationError, match="seeds"):
             fight(contestants("uniform"), [TINY_TRAINING], split="all", seeds=0)
 
 
@@ -270,3 +253,125 @@ class TestReports:
 def test_the_recorded_run_trains():
     trace = Training(partial(paper_least_squares, spread=1.0), 5, 100, 0.1)(0)
     assert np.median(trace.norms[-1]) < 0.5 * np.median(trace.norms[0])
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_run_with_files(tmp_path):
+    out = tmp_path / "new" / "place"
+    result = invoke(*QUICK, "--samplers", "avare,optimal", "--out", str(out))
+    assert result.exit_code == 0
+    assert "clients-20" in result.stdout
+    assert "geometric mean" in result.stdout
+    stored = json.loads((out / "arena.json").read_text())["replay"]
+    assert stored["samplers"] == ["uniform", "avare", "optimal"]
+    assert stored["seeds"] == [1]
+
+
+def test_a_heat_map_where_it_can_be_drawn(tmp_path):
+    pytest.importorskip("vl_convert")
+    assert invoke(*QUICK, "--samplers", "uniform", "--out", str(tmp_path)).exit_code == 0
+    assert (tmp_path / "arena-replay.svg").read_text().startswith("<svg")
+    assert (tmp_path / "arena-replay.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_heat_map_that_cannot_be_drawn_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    result = invoke(*QUICK, "--samplers", "uniform", "--out", str(tmp_path))
+    assert result.exit_code == 0
+    assert "sortition[reports]" in result.stderr
+    assert (tmp_path / "arena.json").exists()
+
+
+@pytest.mark.parametrize("environment", ["clients-20", "digits-100"])
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_factory_that_raises_is_one_line(tmp_path, monkeypatch, jobs, environment):
+    (tmp_path / "raising_factory.py").write_text("def f(trial):\n    return trial.rounds\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["--samplers", "raising_factory:f", "--environments", environment, "--jobs", jobs]
+    mode = "replay" if environment == "clients-20" else "closed"
+    result = invoke(*QUICK, *arguments, "--mode", mode)
+    assert result.exit_code == 2
+    assert "'raising_factory:f' raised AttributeError" in result.stderr
+    assert environment in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_factories_of_one_name_in_two_modules_have_two_columns(tmp_path, monkeypatch):
+    """And each column holds its own sampler's scores."""
+    for module, sampler in (("first_module", "UniformSampler"), ("second_module", "AvareSampler")):
+        (tmp_path / f"{module}.py").write_text(
+            f"from sortition import {sampler}\n"
+            f"def factory(trial):\n    return {sampler}(**trial.common())\n"
+        )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ["first_module:factory", "second_module:factory"]
+    result = invoke(*QUICK, "--samplers", ",".join(["uniform", "avare", *names]), "--out", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    stored = json.loads((tmp_path / "arena.json").read_text())["replay"]
+    assert stored["samplers"] == ["uniform", "avare", *names]
+    uniform, avare, first, second = (score["ratio"] for score in stored["scores"])
+    assert uniform == first != second == avare
+    assert result.stdout.index("first_module:") < result.stdout.index("second_module:")
+
+
+def test_a_factory_whose_settings_are_wrong_is_named(tmp_path, monkeypatch):
+    (tmp_path / "wrong_factory.py").write_text(
+        "from sortition import UniformSampler\n\n\ndef f(trial):\n"
+        "    return UniformSampler(num_clients=0, cohort_size=1)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = invoke(*QUICK, "--samplers", "wrong_factory:f")
+    assert result.exit_code == 2
+    assert "num_clients" in result.stderr
+    assert "'wrong_factory:f'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_factory_of_something_else_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "empty_factory.py").write_text("def f(trial):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = invoke(*QUICK, "--samplers", "empty_factory:f")
+    assert result.exit_code == 2
+    assert "'empty_factory:f'" in result.stderr
+    assert "NoneType" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_all_environments_can_be_listed():
+    result = invoke("arena", "--list")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(ENVIRONMENTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--samplers", "uniform,best"], ["'best'", "sortition arena --help"]),
+        (["--samplers", "unifrom"], ["'unifrom'", "such as uniform"]),
+        (["--samplers", ""], ["''", "12 names"]),
+        (["--samplers", "nowhere:best"], ["'nowhere:best'", "nowhere"]),
+        (["--environments", "moon"], ["'moon'", "sortition arena --list"]),
+        (["--environments", "few-heav"], ["'few-heav'", "such as few-heavy", "sortition arena --list"]),
+        (["--seeds", "0"], ["--seeds", "at least 1", "'0'"]),
+        (["--mode", "open"], ["--mode", "'open'", "replay", "closed"]),
+        (["--split", "test"], ["--split", "'test'", "tune", "report"]),
+        (["--measure", "speed"], ["--measure", "'speed'", "ratio"]),
+        (["--mode", "closed"], ["environments", "none"]),
+        (["--out", "/proc/x"], ["--out", "'/proc/x'"]),
+        (["--out", "/proc"], ["--out", "'/proc'"]),
+    ],
+)
+def test_errors_are_one_line_and_status_2(arguments, said):
+    result = invoke(*QUICK, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("sortition: ")
+    assert result.stderr.count("\n") == 1
+    assert len(result.stderr) < 200
+    for word in said:
+        assert word in result.stderr

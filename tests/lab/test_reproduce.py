@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,17 +12,14 @@ import pytest
 
 from sortition import ConfigurationError
 from sortition.core.errors import DataError
-from sortition.lab.problems import LeastSquares
+from sortition.lab.problems.least_squares import LeastSquares
 from sortition.lab.reports.reproduction import made, provenance, write_figure
-from sortition.lab.reproduce import FIGURES, FULL, QUICK, VARIANTS, execute, plan
-from sortition.lab.reproduce.build import Start, make_algorithm, make_problem, make_sampler
-from sortition.lab.reproduce.figures import figure
-from sortition.lab.reproduce.published import PUBLISHED
-from sortition.lab.reproduce.replay import SAMPLERS
-from sortition.lab.reproduce.settings import RunSettings
-from sortition.lab.reproduce.simulate import simulate
-from sortition.lab.reproduce.store import RunStore
-from sortition.lab.reproduce.summary import summarise
+from sortition.lab.reproduce import variants as variants_module
+from sortition.lab.reproduce.figures import FIGURES, FULL, PUBLISHED, QUICK, VARIANTS, RunSettings, figure
+from sortition.lab.reproduce.finished import RunStore
+from sortition.lab.reproduce.results import execute, plan, summarise
+from sortition.lab.reproduce.simulate import SAMPLERS, simulate
+from sortition.lab.reproduce.variants import Start, make_algorithm, make_problem, make_sampler
 
 SHORT = RunSettings("text", "heterogeneous", "adaptive-osmd", 12, 5, 0.1, seed=1, spread=3.0)
 ORIGIN = {"commit": "abc", "versions": {"numpy": "1"}}
@@ -58,7 +56,7 @@ class TestFigures:
             assert ("proportional" in samplers) is (name == "fig6")
 
     def test_unknown_figure(self):
-        with pytest.raises(ConfigurationError, match="got 'fig9'"):
+        with pytest.raises(ConfigurationError, match="fig9"):
             figure("fig9", VARIANTS)
 
     def test_equal_runs_of_two_figures_are_run_once(self, tmp_path):
@@ -136,9 +134,9 @@ class TestSimulate:
             assert np.all(np.isfinite(simulate(other)["loss"]))
 
     def test_unknown_names(self):
-        with pytest.raises(ConfigurationError, match="got 'roulette'"):
+        with pytest.raises(ConfigurationError, match="sampler"):
             simulate(replace(SHORT, sampler="roulette"))
-        with pytest.raises(ConfigurationError, match="got 'moons'"):
+        with pytest.raises(ConfigurationError, match="problem"):
             simulate(replace(SHORT, problem="moons"))
 
 
@@ -158,7 +156,7 @@ class TestStore:
         path = store.path(SHORT)
         path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
         before = path.read_bytes()
-        with pytest.raises(DataError, match="damaged file"):
+        with pytest.raises(DataError, match="damaged"):
             store.holds(SHORT)
         assert path.read_bytes() == before
 
@@ -166,7 +164,7 @@ class TestStore:
         store, other = RunStore(tmp_path), replace(SHORT, seed=9)
         store.save(SHORT, simulate(SHORT), ORIGIN)
         store.path(SHORT).rename(store.path(other))
-        with pytest.raises(DataError, match="another one"):
+        with pytest.raises(DataError, match="another"):
             store.load(other)
 
     def test_interrupted_and_continued_is_the_same_as_unbroken(self, tmp_path):
@@ -271,3 +269,53 @@ class TestSummary:
         for row in rows:
             scale = 10.0 if row["quantity"] == "log regret" else 1.0
             assert row["replayed"] == pytest.approx(math.log(scale * places[row["sampler"]]))
+
+
+class TestImages:
+    """What a run of Figure 6 was run on is a part of its settings."""
+
+    @pytest.fixture
+    def data(self, tmp_path, monkeypatch):
+        """Three made-up sets, and federations small enough for them."""
+        monkeypatch.setattr(variants_module, "NUM_IMAGE_CLIENTS", 40)
+        for seed, name in enumerate(("mnist", "kmnist", "fashion-mnist")):
+            rng = np.random.default_rng(seed)
+            for kind, shape in (("images-idx3", (800, 3, 3)), ("labels-idx1", (800,))):
+                array = rng.integers(0, 10, shape).astype(np.uint8)
+                path = tmp_path / "data" / name / f"t10k-{kind}-ubyte"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(
+                    bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes() + bytes(array)
+                )
+        return tmp_path / "data"
+
+    def plan(self, data):
+        scale = replace(QUICK, rounds=2, evaluate_images_every=1)
+        return plan(["fig6"], data.parent / "out", variants=("text",), scale=scale, data=data)
+
+    def test_runs_on_other_images_are_not_taken_for_those_on_these(self, data):
+        first = self.plan(data)
+        before = execute(first, jobs=1)[0]
+        assert self.plan(data).kept == len(first.missing)
+        for one, other in (("mnist", "aside"), ("kmnist", "mnist"), ("aside", "kmnist")):
+            (data / one).rename(data / other)
+        swapped = self.plan(data)
+        assert swapped.kept == len(first.missing) // 3  # Fashion-MNIST is as it was
+        after = execute(swapped, jobs=1)[0]
+        for one, other in zip(before.curves, after.curves, strict=True):
+            assert np.array_equal(one.mean, other.mean) is (one.panel == "fashion-mnist")
+
+    def test_two_sets_of_the_same_images_are_refused(self, data):
+        shutil.rmtree(data / "kmnist")
+        shutil.copytree(data / "mnist", data / "kmnist")
+        with pytest.raises(DataError, match="image sets"):
+            self.plan(data)
+        assert not (data.parent / "out").exists()
+
+    def test_images_that_change_under_a_run_are_refused(self, data):
+        todo = self.plan(data)
+        shutil.rmtree(data / "mnist")
+        (data / "kmnist").rename(data / "mnist")
+        run = next(run for run in todo.missing if run.problem == "mnist")
+        with pytest.raises(DataError, match="mnist"):
+            make_problem(run, data)

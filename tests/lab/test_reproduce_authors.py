@@ -11,28 +11,29 @@ import pytest
 from sortition import AdaptiveOSMDSampler, Cohort
 from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
 from sortition.core.rates import expert_rates, initial_expert_weights, meta_rate, num_experts
-from sortition.lab.problems.images import AUTHORS_SIZES, ImageFederation
-from sortition.lab.problems.synthetic import authors_heterogeneous
-from sortition.lab.reproduce.authors import (
+from sortition.lab.problems.least_squares import authors_heterogeneous
+from sortition.lab.problems.softmax import AUTHORS_SIZES, SoftmaxFederation, image_federation
+from sortition.lab.reproduce.figures import RunSettings
+from sortition.lab.reproduce.simulate import SAMPLERS, replay_published, simulate
+from sortition.lab.reproduce.variants import (
     AuthorsAdaptiveOSMDSampler,
     LossSGD,
     ShrinkingSGD,
+    Start,
     SummedSGD,
     authors_image_loss,
+    make_problem,
+    make_sampler,
 )
-from sortition.lab.reproduce.build import Start, make_problem, make_sampler
-from sortition.lab.reproduce.replay import SAMPLERS, replay
-from sortition.lab.reproduce.settings import RunSettings
-from sortition.lab.reproduce.simulate import simulate
 
 SHORT = RunSettings("text", "heterogeneous", "adaptive-osmd", 12, 5, 0.1, seed=1, spread=3.0)
 
 
-def images_federation() -> ImageFederation:
+def images_federation() -> SoftmaxFederation:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (700, 3, 3)).astype(np.uint8)
     labels = rng.integers(0, 10, 700).astype(np.uint8)
-    return ImageFederation(images, labels, num_clients=40, sizes=AUTHORS_SIZES, validation=2, seed=1)
+    return image_federation(images, labels, num_clients=40, sizes=AUTHORS_SIZES, validation=2, seed=1)
 
 
 class TestAuthors:
@@ -136,7 +137,7 @@ class TestAuthors:
         problem = images_federation()
         model = problem.initial_model()
         assert authors_image_loss(problem, model) == pytest.approx(
-            40 * math.log(10) / problem.num_training, rel=1e-5
+            40 * math.log(10) / problem.client_sizes.sum(), rel=1e-5
         )
 
     def test_text_samplers_are_the_librarys(self):
@@ -152,7 +153,7 @@ class TestReplay:
         """Uniform and optimal sampling written out; what the others take is drawn and thrown away."""
         features, targets = authors_heterogeneous(3.0)
         stream = np.random.RandomState(111)
-        curves = replay(self.SETTINGS)
+        curves = replay_published(self.SETTINGS)
         assert curves["loss"].shape == curves["regret"].shape == (2, len(SAMPLERS), 4)
 
         def batches():

@@ -94,8 +94,8 @@ def test_the_model_goes_back_into_a_module():
 
 
 def test_rejects_empty_datasets():
-    with pytest.raises(ConfigurationError, match="got none"):
+    with pytest.raises(ConfigurationError, match="datasets"):
         TorchFederation(cnn(), [])
     inputs, labels = datasets()[0]
-    with pytest.raises(ConfigurationError, match="empty one for client 1"):
+    with pytest.raises(ConfigurationError, match=r"datasets .* client 1"):
         TorchFederation(cnn(), [(inputs, labels), (inputs[:0], labels[:0])])

