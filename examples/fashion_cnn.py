@@ -18,7 +18,7 @@ from torch import nn
 from sortition import AdaptiveOSMDSampler, UniformSampler
 from sortition.lab.algorithms import FedAvg
 from sortition.lab.problems.idx import load_images
-from sortition.lab.problems.images import client_sizes
+from sortition.lab.problems.softmax import client_sizes
 from sortition.lab.problems.torch_federation import TorchFederation
 
 COHORT_SIZE = 10

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sortition import UniformSampler
-from sortition.lab.reproduce import FIGURES
-from sortition.lab.reproduce.published import PUBLISHED, TOLERANCE
+from sortition.lab.reproduce.figures import FIGURES
 
 README = Path(__file__).parent.parent / "README.md"
 SERVER = README.parent / "docs" / "server.md"
@@ -73,7 +72,7 @@ def test_the_portfolio_of_the_documentation_prints_what_the_page_says(
     page = (SERVER.parent / "default-sampler.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(compile(example, "default-sampler.md", "exec"), {})
-    assert f"It prints `{capsys.readouterr().out.strip()}`" in page
+    assert capsys.readouterr().out.strip() in page
 
 
 def test_lambda_of_those_online_makes_weights_of_mean_one() -> None:
@@ -109,55 +108,12 @@ def test_the_numbers_are_those_of_the_documentation() -> None:
     assert rows(README, "published-in-the-end") == expected
 
 
-def test_what_is_said_of_the_figures_is_in_the_documentation() -> None:
-    """Every number with two decimals in the README's words about the figures."""
-    text = README.read_text(encoding="utf-8")
-    words = text.split("## The paper's figures, reproduced")[1].split("\n## ")[0]
-    numbers = re.findall(r"−?\d+\.\d\d\b", words)
-    assert len(numbers) > 20
-    documented = re.findall(r"−?\d+\.\d\d\b", REPRODUCTION.read_text(encoding="utf-8"))
-    assert set(numbers) <= set(documented)
-
-
-def number(cell: str) -> float:
-    return float(cell.split(" ± ")[0].replace("−", "-"))
-
-
-def test_what_rests_on_a_deviation_of_another_round_is_said() -> None:
-    """The only published deviations are those of round 1000."""
-    borrowed = [
-        (panel, sampler, moment)
-        for panel, sampler, _, moment, published, _, _, ours, within, _ in rows(REPRODUCTION, "published")
-        if moment != "1000" and within == "yes" and abs(number(ours) - number(published)) > TOLERANCE + 0.005
-    ]
-    assert borrowed == [
-        ("σ = 3", "Uniform", "100"),
-        ("σ = 10", "Uniform", "100"),
-        ("σ = 10", "Uniform", "500"),
-    ]
-    assert "Uniform at σ = 3, round 100 (off by" in REPRODUCTION.read_text(encoding="utf-8")
-    assert "at σ = 10, rounds 100 and 500 (off by" in REPRODUCTION.read_text(encoding="utf-8")
-
-
-def test_what_the_ten_runs_of_the_figure_miss_is_said() -> None:
-    spreads = {(each.panel, each.label): each.spread for each in PUBLISHED}
-    missed = []
-    for panel, sampler, quantity, _, published, _, first, ours, _, _ in rows(REPRODUCTION, "published"):
-        spread = spreads[panel, sampler] if quantity == "log loss" else float(ours.split(" ± ")[1])
-        if abs(number(first) - number(published)) > max(TOLERANCE, spread) + 0.005:
-            missed.append(f"{first} for {published}")
-    assert missed == ["0.85 for 1.05"]
-    for page in (README, REPRODUCTION):
-        assert missed[0] in page.read_text(encoding="utf-8")
-
-
-def test_every_figure_has_its_picture_its_numbers_and_a_verdict() -> None:
+def test_every_figure_has_its_picture_and_its_numbers() -> None:
     text = REPRODUCTION.read_text(encoding="utf-8")
     for name in FIGURES:
         section = text.split(f"\n## Figure {name[3:]}:")[1].split("\n## ")[0]
         assert f"(figures/{name}.svg)" in section
         assert len(rows(REPRODUCTION, name)) > 3
-        assert re.search(r"\*(Reproduces|Does not)\b", section)
 
 
 def test_every_published_digit_is_met_with_the_authors_random_numbers() -> None:
