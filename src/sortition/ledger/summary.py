@@ -16,7 +16,6 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray
 from sortition.ledger.files import belongs_to
@@ -141,9 +140,12 @@ def summarise(record: RunRecord) -> RunSummary:
     for round_ in record.rounds():
         first = round_.drawn_at if first is None else first
         last = max(last, round_.drawn_at or 0.0, round_.observed_at or 0.0)
-        for known, count in zip(
-            _summaries_of(clients, round_.cohort), round_.cohort.counts.tolist(), strict=True
+        cohort = round_.cohort
+        for client, count, probability in zip(
+            cohort.clients.tolist(), cohort.counts.tolist(), cohort.probabilities.tolist(), strict=True
         ):
+            known = clients.setdefault(client, ClientSummary(client))
+            known.probability = probability
             squares += 2 * known.draws * count + count * count
             known.draws += count
             draws += count
@@ -155,7 +157,7 @@ def summarise(record: RunRecord) -> RunSummary:
             replied.append(np.nan)
             medians.append(np.nan)
             continue
-        for client, norm in zip(round_.cohort.clients.tolist(), round_.norms.tolist(), strict=True):
+        for client, norm in zip(cohort.clients.tolist(), round_.norms.tolist(), strict=True):
             if np.isnan(norm):
                 clients[client].failures += 1
             else:
@@ -165,20 +167,7 @@ def summarise(record: RunRecord) -> RunSummary:
         failures += len(round_.norms) - len(heard)
         replied.append(len(heard) / len(round_.norms) if len(round_.norms) else np.nan)
         medians.append(float(np.median(heard)) if len(heard) else np.nan)
-    everybody, gone = record.initial_clients, record.initially_left
-    present = None if everybody is None else everybody - len(gone)
-    for client in gone.tolist():
-        if client in clients:
-            clients[client].left = True
-    for change in record.memberships():
-        last = max(last, change.time)
-        if change.joined is not None and everybody is not None and present is not None:
-            everybody, present = everybody + len(change.joined), present + len(change.joined)
-        if change.left is not None:
-            present = None if present is None else present - len(change.left)
-            for client in change.left.tolist():
-                if client in clients:
-                    clients[client].left = True
+    everybody, present, last_change = _count_members(record, clients)
     return RunSummary(
         sampler=record.sampler,
         cohort_size=record.cohort_size,
@@ -198,7 +187,7 @@ def summarise(record: RunRecord) -> RunSummary:
         begun_at=record.begun_at,
         continues=record.continues,
         first_draw=first,
-        last_event=last,
+        last_event=max(last, last_change),
         clients=tuple(sorted(clients.values(), key=lambda known: (-known.draws, known.client))),
         suspicion=suspicion_of(record),
         seen_by_round=np.array(seen, dtype=float),
@@ -208,13 +197,22 @@ def summarise(record: RunRecord) -> RunSummary:
     )
 
 
-def _summaries_of(clients: dict[int, ClientSummary], cohort: Cohort) -> list[ClientSummary]:
-    found = []
-    for client, probability in zip(cohort.clients.tolist(), cohort.probabilities.tolist(), strict=True):
-        known = clients.setdefault(client, ClientSummary(client))
-        known.probability = probability
-        found.append(known)
-    return found
+def _count_members(
+    record: RunRecord, clients: Mapping[int, ClientSummary]
+) -> tuple[int | None, int | None, float]:
+    """All clients there ever were, those present at the end, and the last change; marks those that left."""
+    everybody, left = record.initial_clients, record.initially_left.tolist()
+    last_change = record.begun_at
+    for change in record.memberships():
+        last_change = max(last_change, change.time)
+        if change.joined is not None and everybody is not None:
+            everybody += len(change.joined)
+        if change.left is not None:
+            left += change.left.tolist()
+    for client in left:
+        if client in clients:
+            clients[client].left = True
+    return everybody, None if everybody is None else everybody - len(left), last_change
 
 
 def suspicion_of(record: RunRecord) -> Suspicion:
