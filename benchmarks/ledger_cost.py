@@ -46,12 +46,14 @@ def main() -> None:
         alone, run = make(), open_run(path, make, snapshot_every=10**9)
         times: dict[str, list[float]] = {"sampler": [], "recorded": [], "commits": []}
         drawn, observed = os.urandom(4 * 8 * options.cohort + 250), os.urandom(8 * options.cohort + 50)
+        drawn_clients: set[int] = set()
         for _ in range(options.rounds):
             for name, sampler in (("sampler", alone), ("recorded", run)):
                 start = time.perf_counter()
                 cohort = sampler.draw()
                 middle = time.perf_counter()
                 norms = np.exp(np.sin(cohort.clients))
+                drawn_clients.update(cohort.clients.tolist())
                 again = time.perf_counter()
                 sampler.observe(cohort, norms)
                 times[name].append(middle - start + time.perf_counter() - again)
@@ -64,16 +66,14 @@ def main() -> None:
             print(f"{name:<28}{value:8.3f} ms a round")
         beyond = medians["recorded"] - medians["sampler"] - medians["commits"]
         print(f"{'beyond sampler and commits':<28}{beyond:8.3f} ms a round")
-        seen = alone.clients_seen
         start = time.perf_counter()
         run.close()
         closing = time.perf_counter() - start
         (snapshot,) = path.with_name("run.db.d").glob("snapshot-*")
         size = snapshot.stat().st_size
         print(f"snapshot and close          {1e3 * closing:8.1f} ms, {size / 1e6:.2f} MB")
-        print(
-            f"  {size / seen:.0f} bytes for each of {seen} clients seen, {len(alone.expert_weights)} experts"
-        )
+        seen, experts = len(drawn_clients), len(alone.expert_weights)
+        print(f"  {size / seen:.0f} bytes for each of {seen} clients drawn, {experts} experts")
         start = time.perf_counter()
         open_run(path, make).close()
         print(f"opened from the snapshot    {1e3 * (time.perf_counter() - start):8.1f} ms")
