@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from sortition.core.protocols import Sampler
+from sortition import Sampler
 from sortition.lab.arena.environments import ALL
 from sortition.lab.arena.tournament import run_replay
 from sortition.lab.contestants import Trial

@@ -3,8 +3,8 @@
     python benchmarks/attack.py [--rounds 100] [--seeds 3] [--samplers avare,...] [--out DIR]
 
 Handwritten digits over 100 clients, 5 drawn a round; 1% or 5% of the clients, chosen at random for each
-seed, collude. They either *report* norms that are so many times the true ones beside honest updates, or
-*send* updates that are so many times as large, which a server that computes the norms itself will notice.
+seed, collude. They either *report* norms that are a multiple of the true ones beside honest updates, or
+*send* updates that are multiplied, which a server that computes the norms itself will notice.
 Shown are the colluders' share of the draws in the second half of the run, and the final loss over that of the
 same sampler in an honest federation (uniform sampling can't be steered, so its rows show what the updates
 alone do): means over the seeds, and half the range between the smallest and the largest of them.
@@ -14,7 +14,7 @@ Oracles are shown the norms of all clients before each draw; there the colluders
 With the guard the sampler has ``Guard()``, and a server that is sent updates clips them at
 ``sampler.norm_bound``; strict is ``Guard(outliers_share=0.2, clip_factor=20)``.
 
-``attack_report.py`` makes the tables and the picture. ``--out`` writes attack.json, attack.md (every cell)
+``--out`` writes attack.json, attack.md (every cell)
 and, with the extra "reports", attack.svg. All of it takes about 3 minutes on two idle cores.
 """
 
@@ -27,28 +27,26 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from attack_report import cells_of, honest_table, markdown, picture
 
 from sortition import (
     AvareSampler,
     EmpiricalBayesSampler,
     FixedSampler,
     Guard,
-    OptimalSampler,
     OSMDSampler,
     PortfolioSampler,
     ProportionalSampler,
 )
-from sortition.cli.progress import RoundsProgress
+from sortition.cli.options import RoundsProgress
 from sortition.core.rates import expert_rates
 from sortition.core.variance import aggregate
 from sortition.lab.contestants import CONTESTANTS, EXPLORATION, ORACLES, Contestant, Trial
 from sortition.lab.parallel import Tick, run_tasks
-from sortition.lab.problems import STEP_SIZE, DigitsFederation
-from sortition.lab.trajectory import variance_ratio
+from sortition.lab.problems.softmax import STEP_SIZE, SoftmaxFederation, digits_federation
+from sortition.lab.training import Oracle, variance_ratio
 
 COHORT_SIZE = 5
 FACTORS = (1e-6, 1e-3, 0.1, 10.0, 100.0, 1e3, 1e6)
@@ -143,9 +141,9 @@ class Outcome:
 
 
 @lru_cache
-def federation_of(seed: int) -> DigitsFederation:
+def federation_of(seed: int) -> SoftmaxFederation:
     """The federation of a seed: the same for all runs."""
-    return DigitsFederation(num_clients=100, seed=seed)
+    return digits_federation(num_clients=100, seed=seed)
 
 
 def run(name: str, defence: str, attack: Attack, rounds: int, seed: int, tick: Tick) -> Outcome:
@@ -164,7 +162,7 @@ def run(name: str, defence: str, attack: Attack, rounds: int, seed: int, tick: T
     model = federation.initial_model()
     losses, ratios, drawn, total = [], [], 0, 0
     for t in range(rounds):
-        oracle = isinstance(sampler, OptimalSampler)
+        oracle = isinstance(sampler, Oracle)
         if oracle or t % 10 == 0:
             norms = federation.all_norms(model, t)
             if oracle:
@@ -230,6 +228,137 @@ def run_all(
     ]
     with RoundsProgress(total=len(tasks) * rounds) as progress:
         return run_tasks(tasks, jobs, progress.advance_to)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Means over the seeds, and half the range."""
+
+    draws: float
+    draws_spread: float
+    damage: float
+    """The loss over that of the honest run without a guard, of the same sampler and seed."""
+    damage_spread: float
+
+    def __str__(self) -> str:
+        draws = f"{100 * self.draws:.0f} ± {100 * self.draws_spread:.0f}%"
+        if not np.isfinite(self.damage) or self.damage >= 100.0:
+            return f"{draws}, x{self.damage:.0e}"
+        return f"{draws}, x{self.damage:.2f} ± {self.damage_spread:.2f}"
+
+
+Cells: TypeAlias = dict[tuple[str, str, Attack], Cell]
+"""By sampler, defence and attack."""
+
+
+def cells_of(outcomes: Sequence[Outcome]) -> Cells:
+    """One cell for each sampler, defence and attack."""
+    honest = {
+        (one.sampler, one.seed): one.loss
+        for one in outcomes
+        if one.attack.kind == "honest" and one.defence == "none"
+    }
+    grouped: dict[tuple[str, str, Attack], list[tuple[float, float]]] = {}
+    for one in outcomes:
+        key = (one.sampler, one.defence, one.attack)
+        grouped.setdefault(key, []).append((one.draws, one.loss / honest[one.sampler, one.seed]))
+    cells = {}
+    for key, values in grouped.items():
+        (draws, damage), spread = np.mean(values, axis=0), np.ptp(values, axis=0) / 2.0
+        cells[key] = Cell(float(draws), float(spread[0]), float(damage), float(spread[1]))
+    return cells
+
+
+def markdown(cells: Cells, chosen: Sequence[Attack]) -> str:
+    """A table: a row for each sampler and attack, a column for each defence."""
+    names = list(dict.fromkeys(name for name, _, _ in cells))
+    defences = list(dict.fromkeys(defence for _, defence, _ in cells))
+    lines = ["| sampler | attack | " + " | ".join(defences) + " |", "|---" * (2 + len(defences)) + "|"]
+    for name in names:
+        for attack in chosen:
+            row = " | ".join(str(cells[name, defence, attack]) for defence in defences)
+            lines.append(f"| {name} | {attack} | {row} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(cells: Cells, chosen: Sequence[Attack]) -> dict[str, Any]:
+    """A Vega-Lite heat map: the colluders' share of the draws, a panel for each defence."""
+    rows = [
+        {"sampler": name, "defence": defence, "attack": str(attack), "draws": cell.draws}
+        for (name, defence, attack), cell in cells.items()
+        if attack in chosen
+    ]
+    order = [str(attack) for attack in chosen]
+    names = list(dict.fromkeys(row["sampler"] for row in rows))
+    titles = {"none": "no guard", "guard": "Guard(), the default", "strict": "strict"}
+    panels = [
+        {
+            "title": titles[defence],
+            "data": {"values": [row for row in rows if row["defence"] == defence]},
+            "width": {"step": 46},
+            "height": {"step": 19},
+            "encoding": {
+                "x": {"field": "attack", "type": "nominal", "sort": order, "title": None,
+                      "axis": {"orient": "top", "labelAngle": -35}},
+                "y": {"field": "sampler", "type": "nominal", "sort": names, "title": None,
+                      "axis": {} if place == 0 else {"labels": False, "ticks": False}},
+            },
+            "layer": [
+                {
+                    "mark": "rect",
+                    "encoding": {
+                        "color": {
+                            "field": "draws",
+                            "type": "quantitative",
+                            "scale": {"scheme": "yelloworangered", "domain": [0, 1]},
+                            "legend": None,
+                        }
+                    },
+                },
+                {
+                    "mark": {"type": "text", "fontSize": 10},
+                    "encoding": {
+                        "text": {"field": "draws", "type": "quantitative", "format": ".0%"},
+                        "color": {"condition": {"test": "datum.draws > 0.6", "value": "white"},
+                                  "value": "black"},
+                    },
+                },
+            ],
+        }
+        for place, defence in enumerate(titles)
+        if any(row["defence"] == defence for row in rows)
+    ]  # fmt: skip
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "background": "white",
+        "padding": 8,
+        "title": "Share of the draws that colluders get (1% or 5% of the clients)",
+        "hconcat": panels,
+    }
+
+
+def honest_table(outcomes: Sequence[Outcome]) -> str:
+    """What the guard costs where nobody lies: paired differences over the seeds, with standard errors."""
+    names = list(dict.fromkeys(one.sampler for one in outcomes))
+    seeds = len({one.seed for one in outcomes})
+    lines = [
+        "| sampler | loss | guard adds | variance | guard adds | suspects |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        found = {(one.defence, one.seed): one for one in outcomes if one.sampler == name}
+        text = f"| {name}"
+        for quantity in ("loss", "variance"):
+            both = np.array([
+                [getattr(found[defence, seed], quantity) for defence in ("none", "guard")]
+                for seed in range(seeds)
+            ])  # fmt: skip
+            added = (both[:, 1] - both[:, 0]) / both[:, 0]
+            error = added.std(ddof=1) / np.sqrt(seeds)
+            text += f" | {both[:, 0].mean():.3f} | {added.mean():+.1%} ± {error:.1%}"
+        suspects = np.mean([found["guard", seed].suspects for seed in range(seeds)])
+        lines.append(f"{text} | {suspects:.1f} of 100 |")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -26,12 +26,15 @@ from typing import Any
 import numpy as np
 from attack import SAMPLERS, GuardedTrial
 
-from sortition import Guard
-from sortition.cli.progress import RoundsProgress
+from sortition import Cohort, Guard
+from sortition.cli.options import RoundsProgress
+from sortition.core.types import FloatArray
 from sortition.lab.arena.environments import ENVIRONMENTS
+from sortition.lab.arena.tournament import Replay
+from sortition.lab.arena.traces import Trace
 from sortition.lab.contestants import ORACLES
 from sortition.lab.parallel import Tick, run_tasks
-from sortition.lab.trajectory import variance_ratio
+from sortition.lab.training import training_rounds, variance_ratio
 
 ALONE = replace(Guard(), outliers_share=1.0)
 NO_CLIP = replace(ALONE, clip_factor=1e9, fence=100.0)
@@ -73,6 +76,19 @@ class Run:
     variance: float
 
 
+@dataclass(frozen=True)
+class LyingReplay(Replay):
+    """Clients report the norms of a trace, times their factors."""
+
+    factors: FloatArray
+
+    def __call__(
+        self, state: None, cohort: Cohort, problem: Trace, round_index: int
+    ) -> tuple[None, FloatArray]:
+        """The reports of the cohort."""
+        return None, (problem.norms[round_index] * self.factors)[cohort.clients]
+
+
 def run(
     kind: str, name: str, environment: str, share: float, factor: float, seed: int, rounds: int, tick: Tick
 ) -> Run:
@@ -83,16 +99,13 @@ def run(
     liars = np.random.default_rng(seed).permutation(clients)[: round(share * clients)]
     factors = np.ones(clients)
     factors[liars] = factor
-    length = min(rounds, len(trace.norms))
+    length = min(rounds, trace.num_rounds)
     held, ratios = [], []
-    for t, norms in enumerate(trace.norms[:length]):
-        if t % MEASURED_EVERY == 0:
-            p = sampler.probabilities()
-            ratios.append(variance_ratio(p, trace.client_weights, norms))
-            if t >= length // 2:
-                held.append(p[liars].sum())
-        cohort = sampler.draw()
-        sampler.observe(cohort, (norms * factors)[cohort.clients])
+    for done in training_rounds(sampler, trace, LyingReplay(factors), length, measure_every=MEASURED_EVERY):
+        if done.probabilities is not None and done.norms is not None:
+            ratios.append(variance_ratio(done.probabilities, trace.client_weights, done.norms))
+            if done.index >= length // 2:
+                held.append(done.probabilities[liars].sum())
         tick()
     return Run(name, environment, share, factor, seed, float(np.mean(held)), float(np.mean(ratios)))
 

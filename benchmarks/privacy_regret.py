@@ -22,8 +22,10 @@ from typing import Any
 import numpy as np
 
 from sortition import AdaptiveOSMDSampler, AvareSampler, EmpiricalBayesSampler, NormPrivacy, UniformSampler
-from sortition.core.variance import aggregate, dynamic_regret, optimal_probabilities, variance_loss
-from sortition.lab.problems import STEP_SIZE, DigitsFederation
+from sortition.core.variance import dynamic_regret, optimal_probabilities, variance_loss
+from sortition.lab.algorithms import FedSGD
+from sortition.lab.problems.softmax import STEP_SIZE, SoftmaxFederation, digits_federation
+from sortition.lab.training import training_rounds
 
 COHORT_SIZE = 5
 NOISES = (None, 0.1, 0.5, 1.0, 2.0, 5.0)
@@ -36,16 +38,16 @@ SAMPLERS: dict[str, Any] = {
 
 
 @lru_cache
-def federation_of(seed: int) -> DigitsFederation:
+def federation_of(seed: int) -> SoftmaxFederation:
     """The federation of a seed: the same for all runs."""
-    return DigitsFederation(num_clients=100, seed=seed)
+    return digits_federation(num_clients=100, seed=seed)
 
 
 def run(name: str, sigma: float | None, rounds: int, seed: int) -> dict[str, float]:
     """One training run: mean regret a round, final loss, privacy spent."""
     federation = federation_of(seed)
-    weights, model = federation.client_weights, federation.initial_model()
-    bound = float(np.median(federation.all_norms(model, 0)))
+    weights = federation.client_weights
+    bound = float(np.median(federation.all_norms(federation.initial_model(), 0)))
     privacy = None if sigma is None else NormPrivacy(bound, sigma, fresh_noise=False)
     common = {
         "num_clients": federation.num_clients,
@@ -56,17 +58,13 @@ def run(name: str, sigma: float | None, rounds: int, seed: int) -> dict[str, flo
     }
     sampler = SAMPLERS[name](common, rounds)
     losses, best, training = [], [], []
-    for t in range(rounds):
-        if t % 5 == 0:
-            feedback = (weights * federation.all_norms(model, t)) ** 2
-            losses.append(variance_loss(sampler.probabilities(), feedback, COHORT_SIZE))
+    for done in training_rounds(sampler, federation, FedSGD(STEP_SIZE), rounds, measure_every=5):
+        if done.probabilities is not None and done.norms is not None:
+            feedback = (weights * done.norms) ** 2
+            losses.append(variance_loss(done.probabilities, feedback, COHORT_SIZE))
             best.append(variance_loss(optimal_probabilities(feedback), feedback, COHORT_SIZE))
-        cohort = sampler.draw()
-        updates = federation.updates(model, cohort.clients, t)
-        sampler.observe(cohort, np.linalg.norm(updates, axis=1))
-        model = model - STEP_SIZE * aggregate(cohort, weights[cohort.clients], updates)
-        if t >= rounds - rounds // 10:
-            training.append(federation.loss(model))
+        if done.index >= rounds - rounds // 10:
+            training.append(federation.loss(done.state))
     spent = None if privacy is None else sampler.privacy_spent(1e-5)
     return {
         "regret": float(dynamic_regret(np.array(losses), np.array(best))[-1] / len(losses)),
