@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from inspect import signature
 from itertools import combinations, permutations, product
 from typing import Any
 
@@ -30,7 +29,6 @@ from sortition.core.designs import (
     weigh_with_replacement,
     weigh_without_replacement,
 )
-from sortition.samplers.base import BaseSampler
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -148,8 +146,7 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
     "vrb": VRBSampler,
     "avare": AvareSampler,
 }
-# What the paper does not have, off: the guard against hostile clients clips norms and caps probabilities.
-UNGUARDED: dict[str, Any] = {"guard": None} if "guard" in signature(BaseSampler.__init__).parameters else {}
+UNGUARDED: dict[str, Any] = {"guard": None}  # as in the paper: no norm is clipped, no probability capped
 LEARNERS = ("osmd", "adaptive", "doubling", "mabs", "vrb", "avare")
 
 

@@ -48,11 +48,15 @@ def test_unseen_clients_are_counted_through_any_history() -> None:
         distribution = ReweightedPrior(Roster(30, masses), share=0.2)
         for _ in range(60):
             here = np.flatnonzero(distribution.everybody())
-            distribution.reweight(rng.choice(here, size=2, replace=False), 20.0 * rng.normal(size=2), rng.normal())
+            distribution.reweight(
+                rng.choice(here, size=2, replace=False), 20.0 * rng.normal(size=2), rng.normal()
+            )
             if rng.random() < 0.3:
                 distribution.add(10.0 ** rng.uniform(-9.0, 9.0, size=2))
             if rng.random() < 0.5:
-                distribution.remove(rng.choice(np.flatnonzero(distribution.everybody()), size=2, replace=False))
+                distribution.remove(
+                    rng.choice(np.flatnonzero(distribution.everybody()), size=2, replace=False)
+                )
             unseen = distribution.slots_of(np.arange(distribution.roster.ids)) < 0
             expected = distribution.roster.masses(None)[unseen].sum()
             assert sum(distribution._unseen) == pytest.approx(expected, rel=EXACT)
