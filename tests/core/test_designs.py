@@ -33,7 +33,7 @@ DEVIATIONS = 6.0
 
 
 def key(weighed: Weighed) -> tuple[object, ...]:
-    """An outcome, to be counted: who, how often, with what weight. The weights tell the order of draws."""
+    """An outcome, to be counted: which clients, how often, with what weight. The weights tell the order of draws."""
     clients, counts, probabilities, weights = weighed
     return (
         tuple(clients.tolist()),
@@ -63,7 +63,7 @@ def test_every_outcome_comes_as_often_as_it_should(design: str, p: list[float], 
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-def test_who_has_no_probability_is_never_drawn(design: str) -> None:
+def test_a_client_without_probability_is_never_drawn(design: str) -> None:
     p = np.array([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
     generator = np.random.default_rng(1)
     for _ in range(500):

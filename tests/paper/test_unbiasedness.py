@@ -115,7 +115,7 @@ def test_restricted_to_the_available_it_is_unbiased_for_them(
 @designs
 @moderate
 @given(p=simplex(M), failure=st.floats(0.0, 0.99))
-def test_those_who_replied_keep_mean_one_weights(design: str, p: Array, failure: float) -> None:
+def test_clients_that_replied_keep_mean_one_weights(design: str, p: Array, failure: float) -> None:
     """E[weight of the replied | cohort, somebody replied] = weight, for one failure probability of all.
 
     For every cohort, those with repeated draws included, over every set of repliers.

@@ -522,7 +522,7 @@ def test_a_client_that_is_no_outlier_any_more_has_no_ceiling() -> None:
 
 @given(data=st.data())
 def test_levelling(data: st.DataObject) -> None:
-    """The sum is the share; nobody has more than before; whoever has less stands at the one level."""
+    """The sum is the share; nobody has more than before; every client that has less is at the one level."""
     size = data.draw(st.integers(1, 8))
     p = np.array(data.draw(st.lists(st.floats(1e-6, 1.0), min_size=size, max_size=size)))
     weights = np.array(data.draw(st.lists(st.floats(1e-3, 1.0), min_size=size, max_size=size)))
