@@ -33,7 +33,7 @@ DEVIATIONS = 6.0
 
 
 def key(weighed: Weighed) -> tuple[object, ...]:
-    """An outcome, to be counted: which clients, how often, with what weight. The weights tell the order of draws."""
+    """An outcome, to be counted: clients, counts and weights. The weights tell the order of draws."""
     clients, counts, probabilities, weights = weighed
     return (
         tuple(clients.tolist()),
