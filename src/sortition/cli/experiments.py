@@ -538,8 +538,8 @@ def _print_numbers(result: Result) -> None:
     for variant in VARIANTS:
         rows = [row for row in result.table if row["variant"] == variant]
         if rows:
-            met = sum(row["within"] for row in rows)
-            typer.echo(f"  {variant}: {met} of {len(rows)} published numbers within their tolerance")
+            within = sum(row["within"] for row in rows)
+            typer.echo(f"  {variant}: {within} of {len(rows)} published numbers within their tolerance")
         same = [
             abs(row["replayed"] - row["published"]) < 0.0051 for row in rows if row["replayed"] is not None
         ]

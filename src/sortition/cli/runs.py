@@ -83,7 +83,7 @@ def export(
     ],
     good: Good = False,
 ) -> None:
-    """Write the run as CSV files: a row a round, a row a draw, a row for whoever joined or left."""
+    """Write the run as CSV files: a row for each round, each draw, each client that joined or left."""
     with _reading(run, good) as record:
         paths = export_csv(record, csv)
     for path in paths:
@@ -131,14 +131,14 @@ def report(
             file.write(page)
     except OSError as error:
         raise LedgerError(
-            f"{target} must be a file that can be written to (--output names another), got {error.strerror}"
+            f"{target} can't be written ({error.strerror}); name another file with --output"
         ) from None
     typer.echo(f"Report: {target.resolve()}")
 
 
 @contextmanager
 def _reading(run: Path, good: bool) -> Iterator[RunRecord]:
-    """The record, with a bar while it is read; if rows had to be left out, that is said at the end."""
+    """The record, with a bar while it is read; rows that were left out are reported at the end."""
     with (
         RoundsProgress(None, "rows") as progress,
         read_run(run, good=good, on_row=progress.advance) as record,
@@ -149,7 +149,7 @@ def _reading(run: Path, good: bool) -> Iterator[RunRecord]:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Where it is too wide, the titles of columns are broken, and the last column; never another number."""
+    """A table; if it is too wide, titles and the last column are wrapped, but no other number is."""
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
         cells = [row[place] for row in rows]

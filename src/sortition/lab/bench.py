@@ -70,7 +70,7 @@ class Measurement:
     share_of_seen: float
     """The probability of all seen clients together."""
     share_adapted: float
-    """The share of the distribution that has left the prior, at most 0.6; nan for samplers without experts."""
+    """The share of the distribution that has left the prior, at most 0.6; nan without experts."""
     peak_megabytes: float
     """Of the whole process, before numpy's and the dense comparison are run."""
 

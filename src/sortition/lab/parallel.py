@@ -147,9 +147,9 @@ def _tick() -> None:
 def _spawning() -> Iterator[None]:
     """Processes started within use one thread each and ignore Ctrl-C: the parent tells them when to stop.
 
-    They inherit both. With more threads, two processes on two cores are four times slower, because the threads
-    of their linear algebra wait for each other. Only the main thread may ignore a signal; Ctrl-C does not
-    reach other threads anyway.
+    They inherit both. With more threads, two processes on two cores are four times slower, because the
+    threads of their linear algebra wait for each other. Only the main thread may ignore a signal; Ctrl-C
+    does not reach other threads anyway.
     """
     unset = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(unset, "1"))

@@ -23,8 +23,8 @@ from sortition.core.variance import optimal_probabilities, variance_loss
 class Problem(Protocol):
     """A federation: clients with data, a model as one flat array, and what training it reveals.
 
-    What a client computes in a round depends on the model, the round and the client, and on nothing
-    else, so that two samplers that are compared face the same mini-batches.
+    What a client computes depends only on the model, the round and the client. So samplers that are compared
+    have the same mini-batches.
     """
 
     @property
@@ -90,7 +90,7 @@ class TrainingRound:
     state: Any
     """The algorithm's state after the round's step."""
     norms: FloatArray | None
-    """What every client would have reported; None if nobody asked for it."""
+    """What every client would have reported; None if it was not computed."""
     probabilities: FloatArray | None
     """What the sampler drew from (see :func:`drawn_shares`); None in a round that is not measured."""
 

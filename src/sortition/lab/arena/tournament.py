@@ -119,7 +119,7 @@ def run_replay(
 ) -> Arena:
     """Replay every environment's traces to every contestant, and to uniform sampling if it is missing.
 
-    The first ``skip`` seeds of the split are left out, for example because somebody has looked at them.
+    The first ``skip`` seeds of the split are left out, for example because they were used before.
     ``progress`` is called with the rounds done so far. A trace is made once; its seed is also the sampler's.
     """
     numbers = _checked_seeds(environments, split, seeds, skip, jobs)

@@ -1,6 +1,6 @@
 r"""Mini-batches of many clients at once, from uniform numbers, and their least-squares gradients: compiled.
 
-What a client trains on in a round is a function of (seed, round, client) and of nothing else.
+A mini-batch depends only on the seed, the round and the client.
 """
 
 from __future__ import annotations

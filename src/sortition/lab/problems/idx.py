@@ -18,12 +18,12 @@ from sortition.core.errors import DataError
 
 DOWNLOAD_SECONDS = 30
 PARTS = ("train", "t10k")
-"""The two parts of a set, the larger first: any one of them will do."""
+"""The two parts of a set, the larger first; either is enough."""
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Where the files of an image set are to be had, and their MD5 sums as the distributors publish them."""
+    """Where the files of an image set can be downloaded, and their MD5 sums as published there."""
 
     name: str
     url: str
@@ -77,13 +77,13 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} must be a readable IDX file, got: {error}") from None
+        raise DataError(f"{path} can't be read as an IDX file: {error}") from None
     dimensions = content[3] if len(content) > 4 else 0
     start = 4 + 4 * dimensions
     shape = tuple(np.frombuffer(content[4:start], dtype=">i4").tolist())
     if content[:3] != b"\x00\x00\x08" or not dimensions or len(content) - start != np.prod(shape):
         raise DataError(
-            f"{path} must be an IDX file of unsigned bytes, whole, got {len(content)} bytes that are not"
+            f"{path} must be a complete IDX file of unsigned bytes; its {len(content)} bytes are not"
         )
     return np.frombuffer(content[start:], dtype=np.uint8).reshape(shape)
 
@@ -91,15 +91,16 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 def load_images(name: str, directory: Path | None = None) -> tuple[NDArray[np.uint8], NDArray[np.uint8], str]:
     """Images (n, 28, 28), labels (n,), and where they came from.
 
-    Looked for in ``directory``/``name``, in the Debian package's directory, and in the cache of an earlier
-    download; failing all that they are downloaded, with their checksums verified. Files in ``directory``
-    itself are taken only if they are packed and have the checksums of this set: all sets have the same names.
+    They are looked for in ``directory``/``name``, in the Debian package's directory, and in the cache of an
+    earlier download. If they are in none of these, they are downloaded, and their checksums verified. All
+    sets have the same file names, so files in ``directory`` itself are used only if they are compressed and
+    have the checksums of this set.
     """
     if name not in IMAGE_SETS:
         raise DataError(f"image set must be one of {', '.join(IMAGE_SETS)}, got {name!r}")
     image_set = IMAGE_SETS[name]
     if directory is not None and not directory.is_dir():
-        raise DataError(f"the data directory must exist, got {str(directory)!r}")
+        raise DataError(f"the data directory {str(directory)!r} does not exist")
     found = find(image_set, directory)
     if found is None:
         download(image_set, cache_directory(name))
@@ -108,13 +109,13 @@ def load_images(name: str, directory: Path | None = None) -> tuple[NDArray[np.ui
     images, labels = read_idx(_file(place, part, "images")), read_idx(_file(place, part, "labels"))
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise DataError(
-            f"{place} must hold as many labels as images, got shapes {images.shape} and {labels.shape}"
+            f"{place} must hold one label for each image, got shapes {images.shape} and {labels.shape}"
         )
     return images, labels, f"{place.name}/{part} ({len(images):,} images)"
 
 
 def find(image_set: ImageSet, directory: Path | None) -> tuple[Path, str] | None:
-    """The first place that holds a whole part of the set, and which part; None if there is none."""
+    """The first place that has images and labels of a part of the set, and the part's name; or None."""
     named = [] if directory is None else [directory / image_set.name, directory]
     packaged = [] if image_set.packaged is None else [image_set.packaged]
     for place in [*named, *packaged, cache_directory(image_set.name)]:
@@ -142,7 +143,7 @@ def cache_directory(name: str) -> Path:
 
 
 def download(image_set: ImageSet, target: Path) -> None:
-    """Fetch the training part of a set; a file is in place only when its checksum was right."""
+    """Download the training part of a set; a file is kept only if its checksum is right."""
     for kind in ("images", "labels"):
         name = _file(target, PARTS[0], kind).name.removesuffix(".gz") + ".gz"
         url = image_set.url + name
@@ -152,7 +153,7 @@ def download(image_set: ImageSet, target: Path) -> None:
         except (urllib.error.URLError, OSError) as error:
             reason = getattr(error, "reason", error)
             raise DataError(
-                f"{image_set.name} was found nowhere and could not be downloaded from {url} ({reason}); "
+                f"{image_set.name} was not found and could not be downloaded from {url} ({reason}); "
                 f"put its files, {PARTS[0]}-* or {PARTS[1]}-*, into DIR/{image_set.name} "
                 "and name DIR with --data"
                 + (", or install Debian's dataset-fashion-mnist" if image_set.packaged else "")
@@ -160,7 +161,8 @@ def download(image_set: ImageSet, target: Path) -> None:
         checksum = _md5(content)
         if checksum != image_set.checksums[name]:
             raise DataError(
-                f"{url} must have the MD5 sum {image_set.checksums[name]}, got {checksum}; nothing was kept"
+                f"{url} should have the MD5 sum {image_set.checksums[name]} but has {checksum}; "
+                "it was not kept"
             )
         target.mkdir(parents=True, exist_ok=True)
         partial = target / f".{name}.part"
@@ -169,7 +171,7 @@ def download(image_set: ImageSet, target: Path) -> None:
 
 
 def _file(place: Path, part: str, kind: str) -> Path:
-    """The file of a part, compressed if there is no other."""
+    """The file of a part; the compressed one if there is no other."""
     path = place / f"{part}-{kind}-idx{3 if kind == 'images' else 1}-ubyte"
     return path if path.is_file() else path.with_name(path.name + ".gz")
 

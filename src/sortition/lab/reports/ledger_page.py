@@ -97,7 +97,7 @@ def _row(row: Sequence[str], known: ClientSummary | None) -> tuple[str, ...]:
 
 
 def _clients(clients: IntArray | None) -> str:
-    """How many, and who, if they are few."""
+    """Their number, and the first of them."""
     if clients is None or not len(clients):
         return "-"
     named = ", ".join(map(str, clients[:SHOWN].tolist()))

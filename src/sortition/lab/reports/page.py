@@ -1,7 +1,6 @@
 """A self-contained HTML page: text, tables and interactive charts, all inside one file that opens offline.
 
-vl-convert (extra ``reports``) is imported where something is drawn, so that commands that draw nothing do
-without it.
+vl-convert (extra ``reports``) is imported only where something is drawn, so other commands work without it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ summary { cursor: pointer; color: #0b57a4; }
 
 
 class Number(str):
-    """A text of a table that stands to the right, as numbers do."""
+    """A text in a table that is aligned to the right, as numbers are."""
 
     __slots__ = ()
 
@@ -73,9 +72,9 @@ class Page:
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, folded: str | None = None
     ) -> None:
-        """A table; numbers stand to the right, True and False are marked; ``folded`` hides it at first.
+        """A table; numbers are aligned to the right, True and False coloured; ``folded`` hides it at first.
 
-        Without names for its columns it has no header. One that is too wide scrolls in a box of its own.
+        Without names of columns it has no header. A table that is too wide scrolls in its own box.
         """
         head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
         head = f"<thead><tr>{head}</tr></thead>" if columns else ""

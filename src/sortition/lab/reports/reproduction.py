@@ -60,7 +60,9 @@ def check_outputs(directories: Sequence[Path], quick: bool) -> None:
     """Refuse to replace results that are damaged, or those of a full run by those of a quick one."""
     for directory in directories:
         if directory.exists() and not directory.is_dir():
-            raise DataError(f"{directory} must be a directory or not be there, got a file")
+            raise DataError(
+                f"{directory} is a file, but results need a directory there; name another one with --out"
+            )
         path = directory / "summary.json"
         if not path.exists():
             continue
@@ -68,12 +70,12 @@ def check_outputs(directories: Sequence[Path], quick: bool) -> None:
             was_quick = bool(json.loads(path.read_text(encoding="utf-8"))["quick"])
         except (OSError, ValueError, KeyError, TypeError):
             raise DataError(
-                f"{path} must be the summary of a finished run, got a damaged file; delete it and start again"
+                f"{path} should be the summary of a finished run but is damaged; delete it and start again"
             ) from None
         if was_quick != quick:
             there, wanted = ("quick", "full") if was_quick else ("full", "quick")
             raise DataError(
-                f"{directory} must hold no results or those of a {wanted} run, got those of a {there} one; "
+                f"{directory} holds results of a {there} run, which a {wanted} run would replace; "
                 "name another directory with --out"
             )
 
@@ -126,7 +128,7 @@ def provenance(plan: Plan, results: Sequence[Result], scale: Scale, quick: bool)
 
 
 def made(provenance: dict[str, Any]) -> str:
-    """When and by which code: that of the runs is said apart where it was not the one that drew them."""
+    """The date and the code; the code of the runs is named separately if other code made them."""
     drawn, runs = {name: provenance[name] for name in ("commit", "versions")}, provenance["runs_made_by"]
     if runs in ([], [drawn]):
         return f"Made on {provenance['date']} from {origins_in_words([drawn])}"
@@ -331,12 +333,12 @@ def read_page(page: Path) -> str:
     try:
         text = page.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the page must be text that can be read, got {str(page)!r} ({error})") from None
+        raise DataError(f"the page {str(page)!r} can't be read as text ({error})") from None
     marks = re.findall(r"^<!-- (\S+) -->$", text, re.MULTILINE)
     if not marks or "end" in marks[::2] or set(marks[1::2]) != {"end"} or len(marks) % 2:
         raise DataError(
-            f"the page must have blocks that begin with <!-- NAME --> and end with <!-- end -->, got "
-            f"{str(page)!r} with {', '.join(marks) or 'none'}"
+            f"the page {str(page)!r} must have blocks from <!-- NAME --> to <!-- end -->; "
+            f"its marks are: {', '.join(marks) or 'none'}"
         )
     return text
 
@@ -385,7 +387,7 @@ def _published(result: Result) -> str:
 
 
 def _published_in_the_end(result: Result) -> str:
-    """The same after the last round, for a page with less room."""
+    """The same after the last round only: a short table."""
     last = max(row["round"] for row in result.table)
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for row in result.table:
@@ -423,7 +425,7 @@ def _finals(result: Result) -> str:
 
 
 def _sizes_table(result: Result) -> str:
-    """Figure 5: how many clients have how many images; a size stands in the place of a round."""
+    """Figure 5: how many clients have how many images; sizes take the place of rounds."""
     counts = {
         (int(size), curve.variant): round(count)
         for curve in result.curves

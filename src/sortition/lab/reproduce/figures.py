@@ -29,7 +29,7 @@ STEP_SIZES = (0.01, 0.05, 0.1, 0.5, 1.0)
 SCAFFOLD_STEP_SIZES = (0.001, 0.003, 0.01, 0.03, 0.1)
 IMAGE_STEP_SIZES = {"mnist": 0.075, "kmnist": 0.075, "fashion-mnist": 0.03}
 TUNING_REPEATS = 3
-"""Repeats that a step size is chosen by; the others are run at the one chosen."""
+"""Repeats for choosing a step size; the other repeats are run at the chosen one."""
 PROPORTIONAL = "Proportional (not in the paper)"
 
 PUBLISHED_ROUNDS = (100, 500, 1000)
@@ -56,16 +56,16 @@ class RunSettings:
     design: Design = "with_replacement"
     evaluate_every: int = 1
     repeats: int = 1
-    """One after another on one stream of random numbers, where the authors' are replayed."""
+    """Repeats on one stream of random numbers, in a replay of the authors' runs."""
     images: str = ""
-    """Digest of the images and labels, where the problem is made of these."""
+    """Digest of the images and labels, if the problem is made of images."""
 
     def plain(self) -> dict[str, Any]:
         """As a dictionary that JSON can hold."""
         return asdict(self)
 
     def name(self) -> str:
-        """In words: enough to find the run by.
+        """A short description.
 
         >>> RunSettings("text", "heterogeneous", "uniform", 10, 5, 0.1, seed=0, spread=1.0).name()
         'uniform on heterogeneous 1 (text, sgd, step 0.1, seed 0)'
@@ -90,13 +90,13 @@ class RunSettings:
         return self.num_rounds * (SAMPLERS_REPLAYED * self.repeats if self.problem == REPLAYED else 1)
 
     def regret_is_measured(self) -> bool:
-        """The norms of all clients are computed in every round of a synthetic federation."""
+        """Whether all norms are computed in every round: on synthetic federations."""
         return self.problem in SYNTHETIC
 
 
 @dataclass(frozen=True)
 class Published:
-    """Log of the training loss after 100, 500 and 1000 rounds, mean of 10 runs, and what else there is."""
+    """Log of the training loss after 100, 500 and 1000 rounds, mean of 10 runs, and more."""
 
     panel: str
     label: str
@@ -129,7 +129,7 @@ class Line:
     """For each step size, the runs of all repeats."""
 
     def tuning(self) -> tuple[RunSettings, ...]:
-        """What is run first: all repeats, or where there are step sizes to choose from, some of each."""
+        """What is run first: all repeats, or some repeats of each step size to choose from."""
         if len(self.candidates) == 1:
             return self.candidates[0]
         return tuple(run for candidate in self.candidates for run in candidate[:TUNING_REPEATS])
@@ -145,7 +145,7 @@ class Figure:
     claim: str
     """What the paper says one sees."""
     panels: str
-    """What the columns differ in."""
+    """What distinguishes the columns."""
     quantities: tuple[str, ...]
     """The rows: loss, regret, accuracy."""
     lines: tuple[Line, ...]
@@ -155,7 +155,7 @@ class Figure:
     """The published runs with the authors' random numbers, one for each panel."""
 
     def runs(self) -> Iterator[RunSettings]:
-        """All runs of the figure with random numbers of ours."""
+        """All runs of the figure with our own random numbers."""
         for line in (*self.lines, *self.published):
             for candidate in line.candidates:
                 yield from candidate
@@ -169,7 +169,7 @@ class Scale:
     repeats: int = 10
     image_repeats: int = 5
     published_repeats: int = 100
-    """Repeats of what was published: ten runs are too few, a number of them may be off by more than 0.15."""
+    """Repeats where numbers were published: a mean of only ten runs may be off by more than 0.15."""
     replayed_repeats: int = 10
     evaluate_images_every: int = 10
     step_sizes: int | None = None

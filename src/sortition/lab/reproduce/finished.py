@@ -1,4 +1,4 @@
-"""Finished runs as files, each with the code that made it: whole or not there, and refused when damaged."""
+"""Finished runs as files. A file is complete or missing; damaged files are refused. Each names its code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGE = Path(sortition.__file__).parent
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write beside ``path`` and rename: a reader, or a kill, finds the old file or the new one."""
+    """Write a new file beside ``path`` and rename it: at any moment there is a complete file, old or new."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,8 +37,7 @@ def write_whole(path: Path, content: bytes) -> None:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise DataError(
-            f"{path} must be a file that can be written, got an error ({error.strerror}); "
-            "what is finished is kept: start again"
+            f"{path} can't be written ({error.strerror}); finished runs are kept, so start again"
         ) from None
 
 
@@ -49,11 +48,11 @@ class RunStore:
         self.directory = directory
 
     def path(self, settings: RunSettings) -> Path:
-        """Where the results of these settings are, or will be."""
+        """The file for the results of these settings."""
         return self.directory / f"{settings.key()}.npz"
 
     def holds(self, settings: RunSettings) -> bool:
-        """Whether such a run was finished; a damaged file is an error, not an answer."""
+        """Whether the run is finished. A damaged file is an error."""
         if not self.path(settings).is_file():
             return False
         self.load(settings)
@@ -64,7 +63,7 @@ class RunStore:
         return self._read(settings)[0]
 
     def origins(self, runs: Iterable[RunSettings]) -> list[dict[str, Any]]:
-        """The code that made those of the ``runs`` that are finished: each once."""
+        """The code that made the finished ones of ``runs``, without repetition."""
         found: list[dict[str, Any]] = []
         for run in runs:
             if self.path(run).is_file() and (origin := self._read(run)[1]) not in found:
@@ -80,15 +79,14 @@ class RunStore:
             origin = json.loads(str(curves.pop("origin")))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
-                f"{path} must be the result of a finished run, got a damaged file ({error}); "
-                f"delete it and start again"
+                f"{path} should hold a finished run but is damaged ({error}); delete it and start again"
             ) from None
         if said != settings.plain() or not len(curves.get("loss", ())):
-            raise DataError(f"{path} must hold the run that its name says, got another one; delete it")
+            raise DataError(f"{path} holds another run than its name says; delete it and start again")
         return curves, origin
 
     def save(self, settings: RunSettings, curves: dict[str, FloatArray], origin: dict[str, Any]) -> None:
-        """Keep the curves of a finished run, and which code made it."""
+        """Save the curves of a finished run, and the code that made it."""
         content = io.BytesIO()
         texts = {"settings": settings.plain(), "origin": origin}
         arrays: dict[str, Any] = {name: np.array(json.dumps(value)) for name, value in texts.items()} | curves
@@ -99,12 +97,12 @@ class RunStore:
 def run_and_keep(
     settings: RunSettings, directory: Path, data: Path | None, origin: dict[str, Any], tick: Tick
 ) -> None:
-    """Run, and write the result: what a worker does."""
+    """Run and save the result; called in a worker."""
     RunStore(directory).save(settings, simulate(settings, data, tick), origin)
 
 
 def origin() -> dict[str, Any]:
-    """The commit and the versions of what is running."""
+    """The commit and the versions of the running code."""
     return {
         "commit": commit(),
         "versions": {
@@ -134,7 +132,7 @@ def commit() -> str | None:
 
 
 def origins_in_words(origins: list[dict[str, Any]]) -> str:
-    """One after another, as a report says it.
+    """Origins as a report names them.
 
     >>> origins_in_words([{"commit": "abc", "versions": {"numpy": "2.4"}}, {"commit": None, "versions": {}}])
     'commit abc with numpy 2.4; an unknown commit'

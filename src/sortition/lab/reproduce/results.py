@@ -37,12 +37,12 @@ LONGEST_FIRST = {REPLAYED: 0, **dict.fromkeys(IMAGES, 1)}
 LOGGED = ("loss", "regret")
 """Quantities whose natural logarithm is shown, and averaged: as in the published result files."""
 ROUNDING = 1e-9
-"""A regret below this one is that of rounding: optimal sampling has none."""
+"""A smaller regret is a rounding error: optimal sampling has none."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run, and what is there already."""
+    """What is to be run, and what is finished."""
 
     figures: tuple[Figure, ...]
     store: RunStore
@@ -58,13 +58,13 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """Rounds still to be run; where step sizes are to be chosen, at most so many."""
+        """Rounds still to be run; an upper limit where step sizes are yet to be chosen."""
         return sum(run.rounds_in_all() for run in self.missing) + sum(
             run.num_rounds for line in self._tuned() for run in line.candidates[0][TUNING_REPEATS:]
         )
 
     def remaining(self) -> tuple[RunSettings, ...]:
-        """What is missing once the step sizes can be chosen: the other repeats at those."""
+        """What is missing once the step sizes are chosen: the other repeats at these step sizes."""
         wanted = dict.fromkeys(run for line in self._tuned() for run in best_candidate(line, self.store))
         return tuple(run for run in wanted if not self.store.holds(run))
 
@@ -80,19 +80,16 @@ def plan(
     scale: Scale = FULL,
     data: Path | None = None,
 ) -> Plan:
-    """Check everything that can be wrong, before anything is run or written but ``out`` itself."""
+    """Plan the runs, and check everything that can be wrong; nothing is run, and only ``out`` is created."""
     sources, digests = _look_at_images(data) if "fig6" in names else ({}, {})
     figures = tuple(figure(name, variants, scale, digests) for name in names)
     directory = out / "runs"
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(
-            f"the output directory must be one that can be made and written to, got {str(out)!r} "
-            f"({error.strerror})"
-        ) from None
+        raise DataError(f"the output directory {str(out)!r} can't be created ({error.strerror})") from None
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise DataError(f"the output directory must be writable, got {str(out)!r}")
+        raise DataError(f"the output directory {str(out)!r} can't be written to")
     store = RunStore(directory)
     wanted = dict.fromkeys(  # each once
         run
@@ -165,9 +162,9 @@ class Result:
     bounds: tuple[dict[str, Any], ...]
     """Measured regret of Adaptive-OSMD against the bound of Theorem 8."""
     diverged: int
-    """Runs, at the chosen step sizes, that left the numbers."""
+    """Runs at the chosen step sizes that diverged."""
     origins: tuple[dict[str, Any], ...] = ()
-    """The code that the runs were made with, each once."""
+    """The code that made the runs, without repetition."""
 
     def final(self) -> list[dict[str, Any]]:
         """The last point of every curve."""
@@ -256,7 +253,7 @@ def _bound(line: Line, runs: list[dict[str, FloatArray]]) -> dict[str, Any]:
 
 
 def _compare(figure: Figure, curves: list[Curve], store: RunStore) -> tuple[dict[str, Any], ...]:
-    """Published against measured, where a full run of Figure 1 was made.
+    """Published against measured, after a full run of Figure 1.
 
     The text's variant has the repeats of the figure; the authors', which should agree, has more of them, and
     once more the published ones, with the authors' random numbers.
@@ -326,7 +323,7 @@ def _row(
 
 
 def _sizes(figure: Figure) -> list[Curve]:
-    """Figure 5: how many clients have how many images; a size stands in the place of a round."""
+    """Figure 5: how many clients have how many images; sizes take the place of rounds."""
     counts = np.array(SHARES) * 500
     return [
         Curve(variant, "all sets", "clients", "clients", 0.0, np.array(sizes, float), counts, np.zeros(4))

@@ -46,7 +46,7 @@ from sortition.lab.problems.least_squares import (
     one_coordinate,
 )
 from sortition.lab.problems.softmax import AUTHORS_SIZES, SIZES, SoftmaxFederation, image_federation
-from sortition.lab.reproduce.figures import IMAGES, RunSettings
+from sortition.lab.reproduce.figures import IMAGES, SYNTHETIC, RunSettings
 from sortition.lab.training import Algorithm, Problem
 
 NUM_IMAGE_CLIENTS = 500
@@ -169,7 +169,7 @@ class SummedSGD(FedSGD):
 
 @dataclass(frozen=True)
 class LossSGD(FedSGD):
-    """Mini-batch SGD that reports the clients' mini-batch **losses** in the place of norms (VRB)."""
+    """Mini-batch SGD that reports the clients' mini-batch **losses** instead of norms (VRB)."""
 
     def __call__(
         self, state: FloatArray, cohort: Cohort, problem: Problem, round_index: int
@@ -182,7 +182,7 @@ class LossSGD(FedSGD):
 
 @dataclass
 class ShrinkingSGD:
-    """Mini-batch SGD on images whose batch size is cut to a drawn client's size, **for good**.
+    """Mini-batch SGD on images; a small client reduces the batch size of all later rounds.
 
     Clients are visited in the order of their ids. Not a pure function: the batch size is remembered, which is
     the departure. Reports the norms of the mini-batch sums, or the losses.
@@ -231,12 +231,15 @@ def authors_image_loss(problem: SoftmaxFederation, model: FloatArray) -> float:
 def _images(name: str, directory: Path | None, digest: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     images, labels, source = load_images(name, directory)
     if (found := images_digest(images, labels)) != digest:
-        raise DataError(f"{name} must be the images of the start, {digest!r}, got {found!r} from {source}")
+        raise DataError(
+            f"the images of {name} have changed since the start: digest {digest!r} then, "
+            f"{found!r} now ({source})"
+        )
     return images, labels
 
 
 def make_problem(settings: RunSettings, data: Path | None) -> LeastSquares | SoftmaxFederation:
-    """The federation: the same data for every seed where it is synthetic, dealt anew where it is images."""
+    """The federation. Synthetic data are the same for every seed; images are dealt anew."""
     authors = settings.variant == "authors"
     if settings.problem in IMAGES:
         images, labels = _images(settings.problem, data, settings.images)
@@ -258,13 +261,13 @@ def make_problem(settings: RunSettings, data: Path | None) -> LeastSquares | Sof
 
 @lru_cache(maxsize=1)
 def _synthetic(name: str, spread: float, authors: bool) -> Data:
-    """The data that all repeats and samplers have in common: made once, and never written to."""
+    """The data that all repeats and samplers share: made once, read-only."""
     if name == "one-coordinate":
         data = one_coordinate(spread, AUTHORS_SEED)
     elif name == "heterogeneous":
         data = (authors_heterogeneous if authors else heterogeneous)(spread, AUTHORS_SEED)
     else:
-        raise ConfigurationError(f"problem must be synthetic or a set of images, got {name!r}")
+        raise ConfigurationError(f"problem must be one of {', '.join((*SYNTHETIC, *IMAGES))}, got {name!r}")
     for array in data:
         array.setflags(write=False)
     return data
