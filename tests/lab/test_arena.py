@@ -304,8 +304,7 @@ def test_factories_of_one_name_in_two_modules_have_two_columns(tmp_path, monkeyp
     """And each column holds its own sampler's scores."""
     for module, sampler in (("first_module", "UniformSampler"), ("second_module", "AvareSampler")):
         (tmp_path / f"{module}.py").write_text(
-            f"from sortition import {sampler}\n"
-            f"def factory(trial):\n    return {sampler}(**trial.common())\n"
+            f"from sortition import {sampler}\ndef factory(trial):\n    return {sampler}(**trial.common())\n"
         )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

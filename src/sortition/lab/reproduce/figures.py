@@ -119,7 +119,7 @@ PUBLISHED = (
 
 
 @dataclass(frozen=True)
-class Line:
+class FigureLine:
     """One curve of a panel: the repeats of one sampler, at one step size or at several to choose from."""
 
     variant: Variant
@@ -148,8 +148,8 @@ class Figure:
     """What distinguishes the columns."""
     quantities: tuple[str, ...]
     """The rows: loss, regret, accuracy."""
-    lines: tuple[Line, ...]
-    published: tuple[Line, ...] = ()
+    lines: tuple[FigureLine, ...]
+    published: tuple[FigureLine, ...] = ()
     """Lines that have published numbers, with more repeats."""
     replayed: tuple[RunSettings, ...] = ()
     """The published runs with the authors' random numbers, one for each panel."""
@@ -194,7 +194,7 @@ def figure(
         raise ConfigurationError(f"figure must be one of {', '.join(FIGURES)}, got {name!r}")
     title, section, claim, panels, quantities = _TEXTS[name]
     lines = tuple(line for variant in variants for line in _lines(name, variant, scale, digests or {}))
-    published: tuple[Line, ...] = ()
+    published: tuple[FigureLine, ...] = ()
     replayed: tuple[RunSettings, ...] = ()
     if name == "fig1" and "authors" in variants:
         known = {(each.panel, each.label) for each in PUBLISHED}
@@ -210,7 +210,7 @@ def figure(
     return Figure(name, title, section, claim, panels, quantities, lines, published, replayed)
 
 
-def _lines(name: str, variant: Variant, scale: Scale, digests: Mapping[str, str]) -> Iterator[Line]:
+def _lines(name: str, variant: Variant, scale: Scale, digests: Mapping[str, str]) -> Iterator[FigureLine]:
     if name == "fig6":
         yield from _image_lines(variant, scale, digests)
         return
@@ -224,7 +224,7 @@ def _lines(name: str, variant: Variant, scale: Scale, digests: Mapping[str, str]
                 tuple(replace(settings, step_size=step, seed=seed) for seed in range(scale.repeats))
                 for step in step_sizes
             )
-            yield Line(variant, panel, label, repeats)
+            yield FigureLine(variant, panel, label, repeats)
 
 
 def _series(
@@ -256,7 +256,7 @@ def _series(
         yield "SCAFFOLD, OSMD", replace(base, sampler="osmd"), SCAFFOLD_STEP_SIZES[: scale.step_sizes]
 
 
-def _image_lines(variant: Variant, scale: Scale, digests: Mapping[str, str]) -> Iterator[Line]:
+def _image_lines(variant: Variant, scale: Scale, digests: Mapping[str, str]) -> Iterator[FigureLine]:
     samplers = {
         "Uniform": "uniform",
         "Adaptive-OSMD": "adaptive-osmd",
@@ -281,7 +281,7 @@ def _image_lines(variant: Variant, scale: Scale, digests: Mapping[str, str]) -> 
                 )
                 for seed in range(scale.image_repeats)
             )
-            yield Line(variant, name, label, (runs,))
+            yield FigureLine(variant, name, label, (runs,))
 
 
 _BOTH = ("loss", "regret")

@@ -25,7 +25,7 @@ from sortition.lab.reproduce.figures import (
     TOLERANCE,
     TUNING_REPEATS,
     Figure,
-    Line,
+    FigureLine,
     RunSettings,
     Scale,
     Variant,
@@ -68,7 +68,7 @@ class Plan:
         wanted = dict.fromkeys(run for line in self._tuned() for run in best_candidate(line, self.store))
         return tuple(run for run in wanted if not self.store.holds(run))
 
-    def _tuned(self) -> list[Line]:
+    def _tuned(self) -> list[FigureLine]:
         return [line for each in self.figures for line in each.lines if len(line.candidates) > 1]
 
 
@@ -202,7 +202,7 @@ def summarise(figure: Figure, store: RunStore) -> Result:
     return Result(figure, tuple(curves), table, tuple(bounds), diverged, tuple(origins))
 
 
-def best_candidate(line: Line, store: RunStore) -> tuple[RunSettings, ...]:
+def best_candidate(line: FigureLine, store: RunStore) -> tuple[RunSettings, ...]:
     """The runs of the step size with the least final log-loss in the tuning repeats."""
     if len(line.candidates) == 1:
         return line.candidates[0]
@@ -217,7 +217,9 @@ def _final_log_loss(runs: list[dict[str, FloatArray]]) -> float:
     return float(np.mean(np.log(final))) if np.all(np.isfinite(final)) else float("inf")
 
 
-def _curve(line: Line, settings: RunSettings, runs: list[dict[str, FloatArray]], quantity: str) -> Curve:
+def _curve(
+    line: FigureLine, settings: RunSettings, runs: list[dict[str, FloatArray]], quantity: str
+) -> Curve:
     values = np.stack([run[quantity] for run in runs])
     if quantity in LOGGED:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -236,7 +238,7 @@ def _curve(line: Line, settings: RunSettings, runs: list[dict[str, FloatArray]],
     )
 
 
-def _bound(line: Line, runs: list[dict[str, FloatArray]]) -> dict[str, Any]:
+def _bound(line: FigureLine, runs: list[dict[str, FloatArray]]) -> dict[str, Any]:
     means = {
         name: float(np.mean([run[name][0] for run in runs]))
         for name in ("floor_regret", "variation", "bound")
