@@ -25,7 +25,7 @@ from sortition import (
 from sortition.core.designs import (
     Weighed,
     inclusion_probabilities,
-    weigh_independent,
+    weigh_by_inclusion,
     weigh_with_replacement,
     weigh_without_replacement,
 )
@@ -66,6 +66,11 @@ def outcomes(design: str, p: Array, cohort_size: int) -> Iterator[tuple[float, W
                 left -= p[client]
             chosen = np.array(draws)
             yield probability, weigh_without_replacement(chosen, p[chosen], cohort_size)
+    elif design == "fixed_size":
+        inclusion = inclusion_probabilities(p, cohort_size)
+        for probability, draws in duels(inclusion):
+            chosen = np.array(draws, dtype=np.int64)
+            yield probability, weigh_by_inclusion(chosen, inclusion[chosen])
     else:
         inclusion = inclusion_probabilities(p, cohort_size)
         for size in range(len(p) + 1):
@@ -74,7 +79,34 @@ def outcomes(design: str, p: Array, cohort_size: int) -> Iterator[tuple[float, W
                 inside = np.isin(np.arange(len(p)), chosen)
                 probability = float(np.where(inside, inclusion, 1.0 - inclusion).prod())
                 if probability > 0.0:
-                    yield probability, weigh_independent(chosen, inclusion[chosen])
+                    yield probability, weigh_by_inclusion(chosen, inclusion[chosen])
+
+
+def duels(inclusion: Array) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Every outcome of the duels of ordered pivotal sampling with its probability."""
+
+    def play(client: int, held: int, a: float, taken: tuple[int, ...]) -> Iterator[tuple[float, Any]]:
+        if client == len(inclusion):
+            yield 1.0, taken + ((held,) if a > 0.5 else ())
+            return
+        b = float(inclusion[client])
+        if b in (0.0, 1.0):
+            yield from play(client + 1, held, a, taken + ((client,) if b else ()))
+            return
+        if a + b < 1.0 - 1e-12:
+            turns = [(a / (a + b), held, a + b, taken), (b / (a + b), client, a + b, taken)]
+        else:
+            held_wins = (1.0 - b) / (2.0 - a - b)
+            turns = [
+                (held_wins, client, a + b - 1.0, (*taken, held)),
+                (1.0 - held_wins, held, a + b - 1.0, (*taken, client)),
+            ]
+        for probability, left, has, won in turns:
+            if probability > 0.0:
+                for further, outcome in play(client + 1, left, has, won):
+                    yield probability * further, outcome
+
+    yield from play(0, -1, 0.0, ())
 
 
 def cohorts(design: str, p: Array, cohort_size: int) -> Iterator[tuple[float, Cohort]]:

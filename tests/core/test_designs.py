@@ -22,7 +22,7 @@ from sortition.core.designs import (
     draw_without_replacement,
     inclusion_probabilities,
     restrict,
-    weigh_independent,
+    weigh_by_inclusion,
     weigh_with_replacement,
     weigh_without_replacement,
 )
@@ -129,7 +129,7 @@ def test_weights_with_replacement_by_hand() -> None:
 
 
 def test_weights_of_independent_draws_by_hand() -> None:
-    clients, counts, probabilities, weights = weigh_independent(np.array([4, 2]), np.array([0.5, 0.8]))
+    clients, counts, probabilities, weights = weigh_by_inclusion(np.array([4, 2]), np.array([0.5, 0.8]))
     assert clients.tolist() == [2, 4]
     assert counts.tolist() == [1, 1]
     assert probabilities.tolist() == [0.8, 0.5]

@@ -13,7 +13,7 @@ import numpy as np
 
 from sortition.core.types import FloatArray, IntArray
 
-Design: TypeAlias = Literal["with_replacement", "without_replacement", "independent"]
+Design: TypeAlias = Literal["with_replacement", "without_replacement", "independent", "fixed_size"]
 DESIGNS: tuple[str, ...] = get_args(Design)
 Weighed: TypeAlias = tuple[IntArray, IntArray, FloatArray, FloatArray]
 
@@ -81,8 +81,8 @@ def weigh_without_replacement(
     return draws[by_client], ones, probabilities[by_client], weights[by_client]
 
 
-def weigh_independent(draws: IntArray, inclusion: FloatArray) -> Weighed:
-    r"""Each client on its own with its inclusion probability: ``weights = 1 / inclusion``."""
+def weigh_by_inclusion(draws: IntArray, inclusion: FloatArray) -> Weighed:
+    r"""Distinct clients, drawn with these inclusion probabilities: ``weights = 1 / inclusion``."""
     by_client = np.argsort(draws)
     drawn = inclusion[by_client]
     return draws[by_client], np.ones(len(draws), dtype=np.int64), drawn, 1.0 / drawn
@@ -139,7 +139,37 @@ def draw_independent(probabilities: FloatArray, cohort_size: int, generator: np.
     """Toss one coin a client; the cohort's size is K on average."""
     inclusion = inclusion_probabilities(probabilities, cohort_size)
     draws = np.flatnonzero(generator.random(len(probabilities)) < inclusion)
-    return weigh_independent(draws, inclusion[draws])
+    return weigh_by_inclusion(draws, inclusion[draws])
+
+
+def draw_fixed_size(probabilities: FloatArray, cohort_size: int, generator: np.random.Generator) -> Weighed:
+    r"""Draw exactly K distinct clients with inclusion probabilities :math:`\pi_m = \min(1, c\,p_m)`.
+
+    Ordered pivotal sampling (Deville and Tille 1998; Chauvet 2012). Two clients at a time, in their order,
+    play for what they have left, a and b, of their inclusion probabilities. If :math:`a + b < 1`, one gets
+    :math:`a + b` and the other is out; otherwise one is in and the other keeps :math:`a + b - 1`. The winner
+    is drawn so that nobody's expectation changes. Neighbours are rarely drawn together, so the variance of
+    the aggregate is at most that of draws with replacement, whatever the updates are (Chauvet and
+    Ruiz-Gazen 2017, where no client is certain).
+
+    >>> draw_fixed_size(np.array([0.7, 0.2, 0.1]), 2, np.random.default_rng(0))[2]
+    array([1.        , 0.66666667])
+    """
+    inclusion = inclusion_probabilities(probabilities, cohort_size)
+    taken = np.flatnonzero(inclusion == 1.0).tolist()
+    held, a = -1, 0.0
+    for client in np.flatnonzero((inclusion > 0.0) & (inclusion < 1.0)).tolist():
+        b, u = float(inclusion[client]), generator.random()
+        if a + b < 1.0:
+            held, a = (held if u * (a + b) < a else client), a + b
+        else:
+            winner, held = (held, client) if u * (2.0 - a - b) < 1.0 - b else (client, held)
+            taken.append(winner)
+            a = a + b - 1.0
+    if len(taken) < min(cohort_size, int(np.count_nonzero(inclusion))):
+        taken.append(held)  # it has the one that is left, up to rounding
+    draws = np.array(taken, dtype=np.int64)
+    return weigh_by_inclusion(draws, inclusion[draws])
 
 
 def draw_dense(
@@ -150,6 +180,7 @@ def draw_dense(
         "with_replacement": draw_with_replacement,
         "without_replacement": draw_without_replacement,
         "independent": draw_independent,
+        "fixed_size": draw_fixed_size,
     }[design]
     return draw(probabilities, cohort_size, generator)
 

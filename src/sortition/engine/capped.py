@@ -14,6 +14,7 @@ import numpy as np
 
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.drawing import Distribution
+from sortition.engine.pivotal import ProbabilityLine
 
 LARGEST_SCALE = 64.0
 """Beyond this scale hardly a draw is kept: draw from the vector of all probabilities instead."""
@@ -72,6 +73,19 @@ class Capped(Distribution):
     def look_up(self, clients: IntArray) -> FloatArray:
         """The probabilities of ``clients``."""
         return self._lowered(clients, self._inner.look_up(clients))
+
+    def line(self) -> ProbabilityLine:
+        """All probabilities, laid end to end: those of ``inner``, scaled, except where a ceiling binds."""
+        inner = self._inner.line()
+        clients = self._clients
+        if self._cap < 1.0:
+            clients = np.union1d(clients, self._inner.heavy(self._cap / self.scale))
+        p = self._inner.look_up(clients)
+        lowered = self._lowered(clients, p)
+        binding = lowered < self.scale * p
+        return inner._replace(
+            scale=self.scale, listed=clients[binding], listed_probabilities=lowered[binding]
+        )
 
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""

@@ -139,6 +139,15 @@ def named_prior(prior: Fields) -> PriorMasses:
 
 
 @njit(cache=True)
+def another_uniform(uniform: float) -> float:
+    """A uniform made out of another one by scrambling its 53 bits (the finaliser of SplitMix64)."""
+    bits = np.uint64(uniform * 2.0**53) + np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return float(bits >> np.uint64(11)) / 2.0**53
+
+
+@njit(cache=True)
 def draw_prior(prior: PriorMasses, point: float) -> int:
     """The client in which ``point`` of [0, W) falls: first the block's seats, then those with own masses."""
     if point < prior.seats:

@@ -10,14 +10,15 @@ from typing import Protocol
 import numpy as np
 from numba import njit
 
+from sortition.core import designs
 from sortition.core.designs import (
     Design,
     Weighed,
-    draw_dense,
-    weigh_independent,
+    weigh_by_inclusion,
     weigh_without_replacement,
 )
 from sortition.core.types import FloatArray, IntArray
+from sortition.engine.pivotal import ProbabilityLine, draw_fixed_size, line_of_vector
 
 DENSE_CLIENTS = 64
 """With at most this many clients per member of the cohort, independent draws toss a coin for everybody."""
@@ -43,6 +44,10 @@ class Distribution(Protocol):
 
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""
+
+    def line(self) -> ProbabilityLine:
+        """All probabilities, laid end to end; from their vector, unless a subclass is quicker."""
+        return line_of_vector(self.everybody())
 
     def heavy(self, threshold: float) -> IntArray:
         """A superset of the clients with at least ``threshold``, except the unseen of the roster's block."""
@@ -86,9 +91,23 @@ def draw_cohort(
         return distribution.draw_weighed(generator.random((cohort_size, 2)))
     if design == "without_replacement":
         return _draw_without_replacement(distribution, num_clients, cohort_size, generator)
+    if design == "fixed_size":
+        drawn = _draw_fixed_size(distribution.line(), cohort_size, generator)
+        return drawn or designs.draw_fixed_size(distribution.everybody(), cohort_size, generator)
     if num_clients <= DENSE_CLIENTS * cohort_size:
-        return draw_dense("independent", distribution.everybody(), cohort_size, generator)
+        return designs.draw_independent(distribution.everybody(), cohort_size, generator)
     return _draw_independent(distribution, num_clients, cohort_size, generator)
+
+
+def draw_dense(
+    design: Design, probabilities: FloatArray, cohort_size: int, generator: np.random.Generator
+) -> Weighed:
+    """Draw by ``design`` from a vector of probabilities that sum to one."""
+    if design == "fixed_size":
+        return _draw_fixed_size(line_of_vector(probabilities), cohort_size, generator) or designs.draw_dense(
+            design, probabilities, cohort_size, generator
+        )
+    return designs.draw_dense(design, probabilities, cohort_size, generator)
 
 
 def _draw_without_replacement(
@@ -139,7 +158,7 @@ def _draw_independent(
     """
     split = _split(distribution, num_clients, cohort_size)
     if split is None:
-        return draw_dense("independent", distribution.everybody(), cohort_size, generator)
+        return designs.draw_independent(distribution.everybody(), cohort_size, generator)
     scale, heavy, heavy_inclusion = split
     taken = generator.random(len(heavy)) < heavy_inclusion
     rate = 2.0 * np.log(2.0)
@@ -149,10 +168,18 @@ def _draw_independent(
     inclusion = scale * probabilities[first]
     coins = generator.random(len(light)) * -np.expm1(-rate * inclusion) < inclusion
     coins &= ~np.isin(light, heavy)
-    return weigh_independent(
+    return weigh_by_inclusion(
         np.concatenate((heavy[taken], light[coins])),
         np.concatenate((heavy_inclusion[taken], inclusion[coins])),
     )
+
+
+def _draw_fixed_size(
+    line: ProbabilityLine, cohort_size: int, generator: np.random.Generator
+) -> Weighed | None:
+    weighed: Weighed
+    drawn, weighed = draw_fixed_size(generator.random((cohort_size, 2)), *line)
+    return weighed if drawn else None
 
 
 def _split(

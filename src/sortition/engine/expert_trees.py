@@ -5,8 +5,9 @@ Write :math:`p_{e,m} = q_m r_{e,m}` with the prior q. For expert e a client is e
 smallest there is. ``ratios[slot, e]`` is :math:`y_{e,m} > 0` for the raised; for the base it is 0, or
 :math:`-y_{e,m}` where a client is raised again once its :math:`y` is high enough (only Avare needs this).
 
-Each node holds, for every expert, the sum of :math:`w_m y_{e,m}`, the sum of :math:`w_m` and the least
-:math:`y_{e,m}` over the raised clients below it, and the most :math:`y_{e,m}` that the base remembers.
+Each node holds the sum of :math:`w_m` over all clients below it. For every expert it holds the sum of
+:math:`w_m y_{e,m}`, the sum of :math:`w_m` and the least :math:`y_{e,m}` over the raised clients below it,
+and the most :math:`y_{e,m}` that is kept for clients of the base.
 
 The experts lie side by side in memory, so that one visit serves them all. As in ``sumtree``, nodes are always
 recomputed from their children.
@@ -32,10 +33,23 @@ class ExpertTrees(NamedTuple):
     """Its prior mass; 0 if it has left."""
     ratios: FloatArray
     """Its ratios y, one column an expert."""
+    totals: FloatArray
+    """The prior mass below each node."""
     nodes: FloatArray
     """Statistics of all nodes, from the lowest level to the root: node, statistic, expert."""
     starts: IntArray
     """Where each level of nodes begins; the last entry counts the nodes."""
+
+
+class ExpertArrays(NamedTuple):
+    """The experts, as kernels take them; changed in place."""
+
+    log_weights: FloatArray
+    """Logarithms of theta_e, the weights in the mixture."""
+    scales: FloatArray
+    """s_e: a raised client has the ratio s_e y."""
+    bases: FloatArray
+    """r_e,0: the ratio of all other clients."""
 
 
 SUM, MASS, LEAST, MOST = 0, 1, 2, 3
@@ -45,8 +59,9 @@ STATISTICS = 4
 @njit(cache=True)
 def recompute(trees: ExpertTrees, level: int, position: int) -> None:
     """Recompute one node from its children."""
-    _, masses, ratios, nodes, starts = trees
+    _, masses, ratios, totals, nodes, starts = trees
     node = nodes[starts[level] + position]
+    total = 0.0
     experts = ratios.shape[1]
     node[SUM, :] = 0.0
     node[MASS, :] = 0.0
@@ -55,6 +70,7 @@ def recompute(trees: ExpertTrees, level: int, position: int) -> None:
     if level == 0:
         for slot in range(FAN * position, min(FAN * position + FAN, masses.size)):
             mass = masses[slot]
+            total += mass
             for e in range(experts):
                 y = ratios[slot, e]
                 raised = y > 0.0
@@ -65,11 +81,13 @@ def recompute(trees: ExpertTrees, level: int, position: int) -> None:
     else:
         first = starts[level - 1] + FAN * position
         for child in range(first, min(first + FAN, starts[level])):
+            total += totals[child]
             for e in range(experts):
                 node[SUM, e] += nodes[child, SUM, e]
                 node[MASS, e] += nodes[child, MASS, e]
                 node[LEAST, e] = min(node[LEAST, e], nodes[child, LEAST, e])
                 node[MOST, e] = max(node[MOST, e], nodes[child, MOST, e])
+    totals[starts[level] + position] = total
 
 
 @njit(cache=True)
@@ -110,7 +128,7 @@ def sweep(
     With ``remember``, a client that falls keeps its ratio, and one with a kept ratio above the threshold
     rises.
     """
-    _, masses, ratios, nodes, starts = trees
+    _, masses, ratios, _, nodes, starts = trees
     experts = limits.size
     top = starts.size - 2
     entered = [0]  # positions of the nodes entered, level by level from the root
@@ -148,7 +166,7 @@ def find(trees: ExpertTrees, expert: int, scale: float, base: float, fraction: f
 
     A node weighs :math:`s \sum w y - r_0 \sum w`.
     """
-    _, masses, ratios, nodes, starts = trees
+    _, masses, ratios, _, nodes, starts = trees
     root = nodes[-1]
     point = fraction * (scale * root[SUM, expert] - base * root[MASS, expert])
     position = 0
@@ -176,7 +194,7 @@ def find(trees: ExpertTrees, expert: int, scale: float, base: float, fraction: f
 @njit(cache=True)
 def at_least(trees: ExpertTrees, expert: int, threshold: float) -> IntArray:
     """The slots with ``mass * y`` of at least ``threshold`` > 0: nodes that weigh less are not entered."""
-    _, masses, ratios, nodes, starts = trees
+    _, masses, ratios, _, nodes, starts = trees
     found = [0]
     for level in range(starts.size - 3, -2, -1):
         below = [0 for _ in range(0)]
@@ -189,5 +207,93 @@ def at_least(trees: ExpertTrees, expert: int, threshold: float) -> IntArray:
                     weight = masses[child] * ratios[child, expert]
                 if weight >= threshold:
                     below.append(child)
+        found = below
+    return np.array(found, dtype=np.int64)
+
+
+@njit(cache=True)
+def mixed_weight(
+    trees: ExpertTrees, raised: FloatArray, base: FloatArray, level: int, position: int
+) -> float:
+    """What the clients below a node weigh in the mixture; at level -1, the client of a slot."""
+    weight = 0.0
+    if level < 0:
+        for e in range(raised.size):
+            y = trees.ratios[position, e]
+            weight += raised[e] * y if y > 0.0 else base[e]
+        return weight * float(trees.masses[position])
+    nodes, place = trees.nodes, trees.starts[level] + position
+    total = float(trees.totals[place])
+    for e in range(raised.size):
+        weight += raised[e] * nodes[place, SUM, e] + base[e] * (total - nodes[place, MASS, e])
+    return weight
+
+
+@njit(cache=True)
+def locate(
+    trees: ExpertTrees, raised: FloatArray, base: FloatArray, points: FloatArray
+) -> tuple[IntArray, FloatArray, FloatArray]:
+    r"""The slots at ``points``, when slots are laid end to end by their weights; their starts and weights.
+
+    A client weighs :math:`w_m \sum_e` (``raised[e]`` :math:`y_{e,m}` or, in the base, ``base[e]``).
+    """
+    _, masses, ratios, totals, nodes, starts = trees
+    slots, begins, weights = (
+        np.empty(points.size, dtype=np.int64),
+        np.empty(points.size),
+        np.empty(points.size),
+    )
+    for i in range(points.size):
+        position, left, weight = 0, points[i], 0.0
+        for level in range(starts.size - 3, -2, -1):
+            first = FAN * position
+            offset = starts[level] if level >= 0 else 0
+            width = starts[level + 1] - offset if level >= 0 else masses.size
+            passed = 0.0
+            for child in range(first, min(first + FAN, width)):
+                found = 0.0  # as in ``mixed_weight``, whose call would take longer than the sum
+                if level >= 0:
+                    total = totals[offset + child]
+                    for e in range(raised.size):
+                        inside = nodes[offset + child, MASS, e]
+                        found += raised[e] * nodes[offset + child, SUM, e] + base[e] * (total - inside)
+                elif masses[child] > 0.0:
+                    for e in range(raised.size):
+                        y = ratios[child, e]
+                        found += raised[e] * y if y > 0.0 else base[e]
+                    found *= masses[child]
+                if found > 0.0:
+                    left -= passed
+                    position, passed, weight = child, found, found
+                    if left < found:
+                        break
+        slots[i], begins[i], weights[i] = position, points[i] - left, weight
+    return slots, begins, weights
+
+
+@njit(cache=True)
+def weight_before(trees: ExpertTrees, raised: FloatArray, base: FloatArray, slot: int) -> float:
+    """The weight of all slots before ``slot``."""
+    total = 0.0
+    position = slot
+    for level in range(-1, trees.starts.size - 2):
+        first = FAN * (position // FAN)
+        for child in range(first, position):
+            total += mixed_weight(trees, raised, base, level, child)
+        position //= FAN
+    return total
+
+
+@njit(cache=True)
+def mixed_at_least(trees: ExpertTrees, raised: FloatArray, base: FloatArray, threshold: float) -> IntArray:
+    """The slots that weigh at least ``threshold`` > 0 in the mixture, ascending."""
+    found = [0]
+    for level in range(trees.starts.size - 3, -2, -1):
+        below = [0 for _ in range(0)]
+        width = trees.starts[level + 1] - trees.starts[level] if level >= 0 else trees.masses.size
+        for position in found:
+            for child in range(FAN * position, min(FAN * position + FAN, width)):
+                if mixed_weight(trees, raised, base, level, child) >= threshold:
+                    below.append(child)  # noqa: PERF401 - numba compiles this to faster code
         found = below
     return np.array(found, dtype=np.int64)

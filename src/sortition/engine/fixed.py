@@ -12,6 +12,7 @@ from sortition.core.state import array, check
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine.clients import Roster, draw_prior, mass_of, named_prior
 from sortition.engine.drawing import Distribution
+from sortition.engine.pivotal import ProbabilityLine, line_of_masses
 
 
 @njit(cache=True)
@@ -47,6 +48,11 @@ class Prior(Distribution):
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""
         return self.roster.masses(None) / self.roster.total
+
+    def line(self) -> ProbabilityLine:
+        """All probabilities, laid end to end."""
+        roster = self.roster
+        return line_of_masses(roster.fields, roster.seats, tuple(roster.own.arrays))
 
     def heavy(self, threshold: float) -> IntArray:
         """All clients with a mass of their own whose probability is at least ``threshold``."""

@@ -23,6 +23,7 @@ from sortition.engine.clients import (
     PriorMasses,
     Roster,
     Table,
+    another_uniform,
     draw_prior,
     mass_of,
     named_prior,
@@ -30,8 +31,9 @@ from sortition.engine.clients import (
     slot_of,
 )
 from sortition.engine.drawing import Distribution, tally
-from sortition.engine.expert_trees import ExpertTrees
-from sortition.engine.sumtree import level_starts
+from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
+from sortition.engine.pivotal import ProbabilityLine
+from sortition.engine.sumtree import SumTree, level_starts
 
 MOST_TRIES = 10**4
 """After this many draws from the prior without an unseen client, the unseen are searched one by one."""
@@ -41,19 +43,8 @@ LARGEST_LOG_WEIGHT = 1e-6
 """The logarithm of a weight of one, with room for rounding."""
 
 
-class ExpertArrays(NamedTuple):
-    """The experts, as kernels take them; changed in place."""
-
-    log_weights: FloatArray
-    """Logarithms of theta_e, the weights in the mixture."""
-    scales: FloatArray
-    """s_e: a raised client has the ratio s_e y."""
-    bases: FloatArray
-    """r_e,0: the ratio of all other clients."""
-
-
 class Unseen(NamedTuple):
-    """The clients never seen. Zeros where no seen client can have a smaller ratio: then nobody asks."""
+    """The clients never seen."""
 
     in_block: int
     """How many of them belong to the roster's block."""
@@ -94,15 +85,6 @@ def look_up(
 
 
 @njit(cache=True)
-def _another(uniform: float) -> float:
-    """A uniform made out of another one by scrambling its 53 bits (the finaliser of SplitMix64)."""
-    bits = np.uint64(uniform * 2.0**53) + np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return float(bits >> np.uint64(11)) / 2.0**53
-
-
-@njit(cache=True)
 def draw_unseen(uniform: float, prior: PriorMasses, table: HashPlaces, unseen: Unseen, tries: int) -> int:
     """One unseen client, in proportion to the prior: draws from the prior until one is unseen.
 
@@ -114,12 +96,12 @@ def draw_unseen(uniform: float, prior: PriorMasses, table: HashPlaces, unseen: U
         client = draw_prior(prior, uniform * prior.total)
         if slot_of(table, client) == EMPTY:
             return client
-        uniform = _another(uniform)
+        uniform = another_uniform(uniform)
     point = uniform * (unseen.in_block + unseen.own_mass)
     if point < unseen.in_block:
         rank = int(point)
         for _ in range(tries):
-            uniform = _another(uniform)
+            uniform = another_uniform(uniform)
             client = draw_prior(prior, uniform * prior.seats)
             if slot_of(table, client) == EMPTY:
                 return client
@@ -236,15 +218,16 @@ class ExpertMixture(Distribution):
 
     trees: ExpertTrees
     experts: ExpertArrays
+    _unseen: Unseen
 
     def __init__(self, roster: Roster, *, experts: int) -> None:
         self.roster = roster
         self.count = 0
         self._seen_and_left = 0
         self._table = Table()
-        self._unseen = Unseen(0, 0.0)
         self._set_experts(np.full(experts, -np.log(experts)), np.ones(experts), np.ones(experts))
         self._build_trees(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros((0, experts)))
+        self._count_unseen()
 
     @property
     def weights(self) -> FloatArray:
@@ -273,6 +256,11 @@ class ExpertMixture(Distribution):
         return np.asarray(
             look_up(clients, masses, self.roster.total, places, self.trees.ratios, tuple(self.experts))
         )
+
+    def line(self) -> ProbabilityLine:
+        """All probabilities, laid end to end."""
+        prior, places, trees, experts, unseen = self._fields()
+        return ProbabilityLine(prior, places, trees, experts, unseen[0], tuple(self._unseen_own.arrays))
 
     def everybody(self) -> FloatArray:
         """The mixed probabilities of all ids: the one call whose cost grows with their number."""
@@ -311,14 +299,17 @@ class ExpertMixture(Distribution):
 
     def add(self, masses: FloatArray) -> IntArray:
         """Add newcomers, all of them to the base; the others keep their proportions."""
+        self._unseen_own.extend(masses)
+        self._unseen = Unseen(self._unseen.in_block, self._unseen_own.total)
         newcomers = self.roster.add(masses)
         self.rescale()
         return newcomers
 
     def remove(self, clients: IntArray) -> None:
         """Remove ``clients``; the others keep their proportions."""
-        self.roster.remove(clients)
         slots = self._table.slots_of(clients)
+        self._mark_seen(clients[slots < 0])
+        self.roster.remove(clients)
         slots = slots[slots >= 0]
         self._seen_and_left += len(slots)
         self.trees.masses[slots] = 0.0
@@ -360,9 +351,28 @@ class ExpertMixture(Distribution):
         """The slots of ``clients``; an unseen client gets a new one."""
         self.reserve(len(clients))
         slots: IntArray
-        places = tuple(self._table.places)
-        slots, self.count = see(clients, self.count, self.roster.fields, places, tuple(self.trees))
+        places, before = tuple(self._table.places), self.count
+        slots, self.count = see(clients, before, self.roster.fields, places, tuple(self.trees))
+        if self.count > before:
+            self._mark_seen(self.trees.clients[before : self.count])
         return slots
+
+    def _count_unseen(self) -> None:
+        """Count them anew. Their mass is no difference of sums, which a very large mass would cancel."""
+        roster = self.roster
+        self._unseen_own = SumTree(roster.own.values)
+        self._unseen = Unseen(roster.seats, self._unseen_own.total)
+        seen = self.trees.clients[: self.count]
+        self._mark_seen(seen[roster.present(seen)])
+
+    def _mark_seen(self, clients: IntArray) -> None:
+        """Count ``clients`` as unseen no more."""
+        in_block = len(clients)
+        if self._unseen_own.size:
+            own = clients[clients >= self.roster.block] - self.roster.block
+            self._unseen_own.set(own, np.zeros(len(own)))
+            in_block -= len(own)
+        self._unseen = Unseen(self._unseen.in_block - in_block, self._unseen_own.total)
 
     def set_ratios(self, slots: IntArray, ratios: FloatArray) -> None:
         """Change the ratios of ``slots``, one row a slot."""
@@ -373,7 +383,7 @@ class ExpertMixture(Distribution):
         """Make room for ``more`` clients; the room doubles."""
         self._table.count = self.count
         self._table.reserve(more)
-        clients, masses, ratios, _, _ = self.trees
+        clients, masses, ratios = self.trees.clients, self.trees.masses, self.trees.ratios
         room = len(clients)
         if self.count + more <= room:
             return
@@ -388,7 +398,7 @@ class ExpertMixture(Distribution):
         """Build the trees anew, above these slots."""
         starts = level_starts(max(len(clients), 1))
         nodes = np.zeros((starts[-1], expert_trees.STATISTICS, ratios.shape[1]))
-        self.trees = ExpertTrees(clients, masses, ratios, nodes, starts)
+        self.trees = ExpertTrees(clients, masses, ratios, np.zeros(starts[-1]), nodes, starts)
         expert_trees.rebuild(self.trees)
 
     def _set_experts(self, log_weights: FloatArray, scales: FloatArray, bases: FloatArray) -> None:
@@ -428,3 +438,4 @@ class ExpertMixture(Distribution):
         self._table.put_all(clients, np.arange(self.count))
         self._set_experts(log_weights, scales, bases)
         self._build_trees(clients, self.roster.masses(clients), ratios)
+        self._count_unseen()

@@ -14,8 +14,8 @@ from sortition.core.simplex import LARGEST_STEP
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster, named_prior
-from sortition.engine.expert_trees import ExpertTrees
-from sortition.engine.mixture import ExpertArrays, ExpertMixture, see
+from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
+from sortition.engine.mixture import ExpertMixture, see
 
 LOG_LARGEST_STEP = np.log(LARGEST_STEP)
 LARGEST_PLAIN_STEP = 200.0
@@ -212,6 +212,7 @@ class OSMDExperts(ExpertMixture):
     ) -> None:
         """One round of every expert and of their weights (Algorithm 5, lines 7 to 11)."""
         self.reserve(len(clients))
+        before = self.count
         self.count = advance(
             clients,
             cohort_weights,
@@ -226,10 +227,12 @@ class OSMDExperts(ExpertMixture):
             tuple(self.trees),
             tuple(self.experts),
         )
+        if self.count > before:
+            self._mark_seen(self.trees.clients[before : self.count])
 
     def restart(self, experts: int, *, at_mixture: bool) -> None:
         """Begin anew with ``experts`` of them, all at the mixture or at the prior (Algorithm 6, line 6)."""
-        clients, masses, old, _, _ = self.trees
+        clients, masses, old = self.trees.clients, self.trees.masses, self.trees.ratios
         ratios, base = np.zeros(len(old)), 1.0
         if at_mixture:
             raised, bases = old > 0.0, self.experts.bases

@@ -14,8 +14,7 @@ from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster
-from sortition.engine.mixture import VANISHING, ExpertMixture, Unseen
-from sortition.engine.sumtree import SumTree
+from sortition.engine.mixture import VANISHING, ExpertMixture
 
 FURTHEST_LOG = 200.0
 """How far the largest logarithm may stand from the shift, either way, before all are shifted anew."""
@@ -117,7 +116,6 @@ class ReweightedPrior(LogRatioMixture):
 
     def __init__(self, roster: Roster, *, share: float) -> None:
         super().__init__(roster, experts=2)
-        self._count_unseen()
         self.share = share
         self._unseen_log = 0.0
         self._apply_share()
@@ -150,25 +148,6 @@ class ReweightedPrior(LogRatioMixture):
         log_factor = math.log(scales[1]) - log_scale - (self._shift - shift)
         log_weights[:] = normalise_log_weights(log_weights - np.array([0.0, log_factor]))
 
-    def see(self, clients: IntArray) -> IntArray:
-        """The slots of ``clients``; an unseen client gets a new one."""
-        before = self.count
-        slots = super().see(clients)
-        if self.count > before:
-            self._mark_seen(self.trees.clients[before : self.count])
-        return slots
-
-    def add(self, masses: FloatArray) -> IntArray:
-        """Add newcomers; they are unseen."""
-        self._unseen_own.extend(masses)
-        self._unseen = Unseen(self._unseen.in_block, self._unseen_own.total)
-        return super().add(masses)
-
-    def remove(self, clients: IntArray) -> None:
-        """Remove ``clients``; the others keep their proportions."""
-        self._mark_seen(clients[self.slots_of(clients) < 0])
-        super().remove(clients)
-
     def state(self) -> dict[str, Any]:
         """That of the base class, with the logarithm of the unseen and the share."""
         return {**super().state(), "unseen_log": self._unseen_log, "share": self.share}
@@ -178,7 +157,6 @@ class ReweightedPrior(LogRatioMixture):
         unseen_log, share = number(state, "unseen_log"), number(state, "share", least=0.0, most=1.0)
         super().restore(state, experts=experts)
         self._unseen_log, self.share = unseen_log, share
-        self._count_unseen()
 
     def _apply_share(self) -> None:
         with np.errstate(divide="ignore"):
@@ -192,23 +170,6 @@ class ReweightedPrior(LogRatioMixture):
         """What the second expert sums to, before its scale."""
         in_block, own_mass = self._unseen
         return float(self.root[expert_trees.SUM, 1] + self._unseen_ratio() * (in_block + own_mass))
-
-    def _count_unseen(self) -> None:
-        """Count them anew. Their mass is no difference of sums, which a very large mass would cancel."""
-        roster = self.roster
-        self._unseen_own = SumTree(roster.own.values)
-        self._unseen = Unseen(roster.seats, self._unseen_own.total)
-        seen = self.trees.clients[: self.count]
-        self._mark_seen(seen[roster.present(seen)])
-
-    def _mark_seen(self, clients: IntArray) -> None:
-        """Count ``clients`` as unseen no more."""
-        in_block = len(clients)
-        if self._unseen_own.size:
-            own = clients[clients >= self.roster.block] - self.roster.block
-            self._unseen_own.set(own, np.zeros(len(own)))
-            in_block -= len(own)
-        self._unseen = Unseen(self._unseen.in_block - in_block, self._unseen_own.total)
 
     def _write(self, slots: IntArray) -> None:
         ratios = np.zeros((len(slots), 2))

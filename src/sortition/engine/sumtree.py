@@ -96,6 +96,20 @@ def find(tree: TreeArrays, point: float) -> int:
 
 
 @njit(cache=True)
+def sum_before(tree: TreeArrays, slot: int) -> float:
+    """The sum of all values before ``slot``."""
+    values, nodes, starts = tree
+    total = 0.0
+    position = slot
+    for level in range(-1, starts.size - 2):
+        first = FAN * (position // FAN)
+        for child in range(first, position):
+            total += values[child] if level < 0 else nodes[starts[level] + child]
+        position //= FAN
+    return total
+
+
+@njit(cache=True)
 def at_least(tree: TreeArrays, threshold: float) -> IntArray:
     """The slots whose value is at least ``threshold`` > 0: only nodes that weigh as much are entered."""
     values, nodes, starts = tree

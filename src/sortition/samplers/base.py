@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
-from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, draw_dense, restrict
+from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, restrict
 from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError, StateError
 from sortition.core.state import array, count, text
 from sortition.core.types import FloatArray, IntArray
@@ -33,7 +33,7 @@ from sortition.core.validation import (
 from sortition.core.variance import log_feedback as log_feedback_of
 from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster, all_replied
-from sortition.engine.drawing import Distribution, draw_cohort, mass_without
+from sortition.engine.drawing import Distribution, draw_cohort, draw_dense, mass_without
 from sortition.engine.mixture import VANISHING
 from sortition.samplers.guard import Guard, GuardState, Suspect
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import ConfigurationError
-from sortition.core.state import array, number
+from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray
 from sortition.engine.fixed import Dense
 from sortition.samplers.base import BaseSampler
@@ -24,7 +24,8 @@ class DenseSampler(BaseSampler):
     r"""A sampler that keeps a mass for every client, and draws in proportion to the masses.
 
     Implement ``masses`` and ``update``; draws, designs, tickets, availability, late feedback, joins and
-    leaves, the guard, privacy and bit-identical resume are given. A round costs O(M).
+    leaves, the guard, privacy and bit-identical resume are given. Before the first feedback all clients have
+    the same probability. A round costs O(M).
 
     Keep what you learn of each client in ``per_client``, and single numbers in ``numbers``. Name them with
     their start values in the constructor: ``per_client={"last": 1.0}`` makes ``self.per_client["last"]``, an
@@ -90,12 +91,21 @@ class DenseSampler(BaseSampler):
         self._distribution = self._dense = Dense(self._roster)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        self.update(cohort, np.exp(0.5 * log_feedback))
-        self._dense.set(self._checked_masses())
+        before = {name: values.copy() for name, values in self.per_client.items()}, dict(self.numbers)
+        try:
+            self.update(cohort, np.exp(0.5 * log_feedback))
+            masses = self._checked_masses()
+        except Exception:
+            self.per_client, self.numbers = before
+            raise
+        self._dense.set(masses)
 
     def _checked_masses(self) -> FloatArray:
         name = f"{type(self).__name__}.masses()"
-        masses = np.array(self.masses(), dtype=np.float64)
+        try:
+            masses = np.array(self.masses(), dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{name} must return numbers: {error}") from error
         if masses.shape != (self._roster.ids,):
             raise ConfigurationError(
                 f"{name} must return one mass for each of the {self._roster.ids} client ids, "
@@ -132,5 +142,5 @@ class DenseSampler(BaseSampler):
         for name in self._starts:
             self.per_client[name] = array(state, f"per_client.{name}", np.float64, ids)
         for name in self._start_numbers:
-            self.numbers[name] = number(state, f"numbers.{name}")
+            self.numbers[name] = float(scalar(state, f"numbers.{name}"))
         self._dense.restore(state)

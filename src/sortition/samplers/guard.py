@@ -28,7 +28,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import StateError
 from sortition.core.state import array, check, count, number
 from sortition.core.types import BoolArray, FloatArray, IntArray
-from sortition.core.validation import fraction, positive_number, whole_number
+from sortition.core.validation import fraction, named_keywords, positive_number, whole_number
 from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import Distribution
@@ -64,6 +64,9 @@ class Guard:
         }
         for name, value in numbers.items():
             object.__setattr__(self, name, value)  # 100 and 100.0 are one setting
+
+
+Guard.__init__ = named_keywords(Guard.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)

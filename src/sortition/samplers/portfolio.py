@@ -238,4 +238,4 @@ def _common_setting(sampler: BaseSampler) -> tuple[int, int, str]:
     """What samplers that learn from the same cohorts must agree in."""
     weights = sampler._given_weights
     words = "uniform client_weights" if weights is None else f"client_weights {weights.tolist()}"
-    return sampler.num_clients, sampler.cohort_size, words
+    return sampler._initial_clients, sampler.cohort_size, words

@@ -21,7 +21,7 @@ from sortition.core.designs import RoundGenerator
 from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray
-from sortition.core.validation import positive_number
+from sortition.core.validation import named_keywords, positive_number
 
 NOISE_STREAM = 2**63
 """The upper half of Philox's key, 0 for the draws: no noise shares its randomness with a draw."""
@@ -45,6 +45,9 @@ class NormPrivacy:
             object.__setattr__(self, name, positive_number(name, getattr(self, name)))
         if not isinstance(self.fresh_noise, bool):
             raise ConfigurationError(f"fresh_noise must be True or False, got {self.fresh_noise!r}")
+
+
+NormPrivacy.__init__ = named_keywords(NormPrivacy.__init__)  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,9 @@ def _has_mean_one_weights(make: Make, floor: float, prepare: BeforeDraw) -> None
         prepare(sampler)
         cohort = sampler.draw()
         assert len(np.unique(cohort.clients)) == len(cohort), "the clients of a cohort must be distinct"
-        assert np.all(cohort.counts >= 1) and np.all(cohort.weights > 0.0), "a drawn client has a count and a weight above 0"
+        assert np.all(cohort.counts >= 1) and np.all(cohort.weights > 0.0), (
+            "a drawn client has a count and a weight above 0"
+        )
         totals[cohort.clients] += cohort.weights
         squares[cohort.clients] += cohort.weights**2
     possible = p > 0.0
