@@ -261,7 +261,7 @@ def _rejects_bad_input(make: Make, floor: float, prepare: BeforeDraw) -> None:
 
 
 def _can_be_built_again(make: Make, floor: float, prepare: BeforeDraw) -> None:
-    """For samplers with ``settings``: they are the keywords of the constructor, and build the same sampler."""
+    """For samplers with ``settings``: they are the constructor's keywords, and build the same sampler."""
     sampler: Any = make(11)
     settings = getattr(sampler, "settings", None)
     if settings is None or any(isinstance(value, list) for value in settings.values()):
