@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StateError,
     )
     from sortition.core.protocols import Sampler
+    from sortition.memory import Memory
     from sortition.samplers.avare import AvareSampler
     from sortition.samplers.dense import DenseSampler
     from sortition.samplers.empirical_bayes import EmpiricalBayesSampler, default_sampler
@@ -52,6 +53,7 @@ __all__ = [
     "KVibSampler",
     "LedgerError",
     "MABSSampler",
+    "Memory",
     "NormPrivacy",
     "OSMDSampler",
     "OptimalClientSampler",
@@ -82,6 +84,7 @@ _HOME = {
     "KVibSampler": "sortition.samplers.kvib",
     "LedgerError": "sortition.core.errors",
     "MABSSampler": "sortition.samplers.mabs",
+    "Memory": "sortition.memory",
     "NormPrivacy": "sortition.samplers.privacy",
     "OSMDSampler": "sortition.samplers.osmd",
     "OptimalClientSampler": "sortition.samplers.oracles",

@@ -40,6 +40,8 @@ from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
 STATE_VERSION = 4
 LARGEST_SEED = 2**64 - 1
+NEED_K_CLIENTS = ("without_replacement", "independent")
+"""Designs that make no sense with fewer than K clients; with a fixed size, all of them take part then."""
 
 
 class BaseSampler(ABC):
@@ -80,7 +82,7 @@ class BaseSampler(ABC):
         self._initial_clients = whole_number("num_clients", num_clients, least=1, most=MOST_CLIENTS)
         self._cohort_size = whole_number("cohort_size", cohort_size, least=1, most=MOST_CLIENTS)
         one_of("design", design, DESIGNS)
-        if design != "with_replacement" and cohort_size > num_clients:
+        if design in NEED_K_CLIENTS and cohort_size > num_clients:
             raise ConfigurationError(
                 f"cohort_size must be at most num_clients ({num_clients}) for design {design!r}, "
                 f"got {cohort_size}"
@@ -188,7 +190,9 @@ class BaseSampler(ABC):
         With ``available`` the distribution is restricted to these and rescaled; if they are at most K, all
         of them take part, with weight one (Appendix D.2).
         """
-        if available is None:
+        if available is None and self._design == "fixed_size" and self.num_clients <= self._cohort_size:
+            weighed = self._draw_from(self._everybody())
+        elif available is None:
             generator = self._generator.of_round(self._round_index)
             effective = self._effective_distribution()
             if isinstance(effective, Capped):
@@ -275,6 +279,10 @@ class BaseSampler(ABC):
             self._design, restricted, self._cohort_size, self._generator.of_round(self._round_index)
         )
         return available[chosen], counts, probabilities, weights
+
+    def _everybody(self) -> IntArray:
+        ids = np.arange(self._roster.ids)
+        return ids[self._roster.present(ids)]
 
     def _available(self, values: ArrayLike) -> IntArray:
         ids = self._present_ids("available", values)
@@ -369,7 +377,7 @@ class BaseSampler(ABC):
     def check_leaving(self, leaving: IntArray) -> None:
         """Raise a ConfigurationError if the sampler can't go on without ``leaving``."""
         left = self.num_clients - len(leaving)
-        least = 1 if self._design == "with_replacement" else self._cohort_size
+        least = self._cohort_size if self._design in NEED_K_CLIENTS else 1
         if left < least:
             raise ConfigurationError(
                 f"clients names {len(leaving)} of {self.num_clients}, but at least {least} must stay"
