@@ -114,7 +114,7 @@ class Memory:
         slot = self._slots.get(client)
         if slot is None:
             return np.zeros(self._num_parameters)
-        return np.asarray(self._rows[slot], dtype=np.float64)
+        return np.array(self._rows[slot], dtype=np.float64)
 
     def combine(
         self, cohort: Cohort, updates: Updates, client_weights: WeightsOf | ArrayLike
@@ -134,18 +134,20 @@ class Memory:
         numerator = denominator = 0.0
         remembered: list[tuple[int, float, FloatArray]] = []
         places = np.flatnonzero(replied)
-        for place, weight, count in zip(places.tolist(), heard.weights, heard.counts, strict=True):
-            client, lam, update = int(cohort.clients[place]), float(weights[place]), vectors[place]
-            assert update is not None
-            old = self.remembered(client)
-            residual = update - b * old
-            norms[place] = math.sqrt(float(residual @ residual))
-            aggregate += lam * weight * residual
-            factor = lam * lam * weight * (max(weight / count - 1.0, 0.0) + LEAST_FACTOR)
-            numerator += factor * float(update @ old)
-            denominator += factor * float(old @ old)
-            remembered.append((client, lam, update))
-        if not math.isfinite(numerator) or not np.isfinite(aggregate).all():
+        with np.errstate(over="ignore", invalid="ignore"):  # checked below
+            for place, weight, count in zip(places.tolist(), heard.weights, heard.counts, strict=True):
+                client, lam, update = int(cohort.clients[place]), float(weights[place]), vectors[place]
+                assert update is not None
+                old = self.remembered(client)
+                residual = update - b * old
+                norms[place] = np.linalg.norm(residual)
+                aggregate += lam * weight * residual
+                factor = lam * lam * weight * (max(weight / count - 1.0, 0.0) + LEAST_FACTOR)
+                numerator += factor * float(update @ old)
+                denominator += factor * float(old @ old)
+                remembered.append((client, lam, update))
+        sums = (numerator, denominator, float(norms[replied].sum()), float(np.abs(aggregate).sum()))
+        if not all(map(math.isfinite, sums)):
             raise FeedbackError("updates are too large: their sum, or a product of two, is no finite number")
         for client, lam, update in remembered:
             self._remember(client, lam, update)

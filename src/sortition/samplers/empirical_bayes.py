@@ -191,7 +191,7 @@ class EmpiricalBayesSampler(BaseSampler):
         num_clients: int,
         cohort_size: int,
         client_weights: ArrayLike | None = None,
-        design: Design = "with_replacement",
+        design: Design = "fixed_size",
         seed: int = 0,
         guard: Guard | None = GUARD,
         privacy: NormPrivacy | None = None,
@@ -329,12 +329,14 @@ def default_sampler(
     cohort_size: int,
     client_weights: ArrayLike | None = None,
     *,
-    design: Design = "with_replacement",
+    design: Design = "fixed_size",
     seed: int = 0,
     guard: Guard | None = GUARD,
     privacy: NormPrivacy | None = None,
 ) -> EmpiricalBayesSampler:
     """The best sampler that we know of, with nothing to tune: ``EmpiricalBayesSampler``.
+
+    It draws K distinct clients in each round (``design="fixed_size"``), or all if there are no more than K.
 
     >>> default_sampler(100, 5).draw().cohort_size
     5

@@ -1,0 +1,262 @@
+"""The memory of earlier updates: exactly unbiased, whatever it holds; coefficient, storage, resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sortition import (
+    Cohort,
+    ConfigurationError,
+    FeedbackError,
+    Memory,
+    StateError,
+    UniformSampler,
+    default_sampler,
+)
+from sortition.core.designs import DESIGNS
+from sortition.memory import KEPT, LEAST_FACTOR
+from tests.helpers import cohorts, same_state, simplex, vectors
+
+M, D = 4, 3
+
+
+def filled(updates: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], **options: Any) -> Memory:
+    """A memory that has seen some rounds: clients 0, 2, 0 and 3, so that client 1 is not remembered."""
+    memory = Memory(num_parameters=D, num_clients=M, **{"dtype": "float64", **options})
+    for turn, client in enumerate((0, 2, 0, 3)):
+        cohort = Cohort(turn, 1, [client], [1], [0.25], [4.0])
+        memory.combine(cohort, [updates[client] * (1.0 + 0.3 * turn)], weights[[client]])
+    return memory
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+@settings(max_examples=15)
+@given(p=simplex(M), weights=simplex(M), past=vectors(M, D), updates=vectors(M, D))
+def test_the_aggregate_is_unbiased_whatever_the_memory_holds(
+    design: str, p: Any, weights: Any, past: Any, updates: Any
+) -> None:
+    """Summed over every cohort of two, with its probability, the aggregate is that of all clients."""
+    memory = filled(past, weights)
+    state = memory.state_dict()
+    mean = np.zeros(D)
+    for probability, cohort in cohorts(design, p, 2):
+        memory.load_state_dict(state)
+        mean += probability * memory.combine(cohort, updates[cohort.clients], weights[cohort.clients])[0]
+    assert mean == pytest.approx(weights @ updates, abs=1e-9)
+
+
+def test_norms_are_those_of_the_residuals() -> None:
+    rng = np.random.default_rng(0)
+    past, weights = rng.normal(size=(M, D)), np.full(M, 0.25)
+    memory = filled(past, weights)
+    b, y = memory.coefficient, memory.remembered(2)
+    assert b > 0.0
+    update = rng.normal(size=D)
+    _, norms = memory.combine(Cohort(9, 1, [2], [1], [0.25], [4.0]), [update], weights[[2]])
+    assert norms[0] == pytest.approx(np.linalg.norm(update - b * y))
+
+
+def test_by_hand() -> None:
+    """Two rounds of one client with weight 1/2, drawn with probability 1/4: y, b and the aggregate."""
+    memory = Memory(num_parameters=1, num_clients=2, dtype="float64")
+    cohort = Cohort(0, 1, [1], [1], [0.25], [4.0])
+    assert memory.combine(cohort, [[2.0]], [0.5])[0] == pytest.approx([4.0])  # 1/2 * 4 * 2
+    assert memory.remembered(1) == pytest.approx([2.0])  # all of it, the first time
+    assert memory.coefficient == 0.0  # nothing was known when the first update came
+    memory.combine(cohort, [[1.0]], [0.5])
+    assert memory.coefficient == pytest.approx(0.5)  # <1, 2> / <2, 2>
+    assert memory.remembered(1) == pytest.approx([1.5])  # half of the way
+    aggregate, norms = memory.combine(cohort, [[3.0]], [0.5])
+    residual = 3.0 - 0.5 * 1.5
+    assert norms == pytest.approx([residual])
+    assert aggregate == pytest.approx([0.5 * 0.5 * 1.5 + 0.5 * 4.0 * residual])
+    factor = 0.25 * 4.0 * (3.0 + LEAST_FACTOR)
+    numerator = KEPT * factor * 2.0 + factor * 4.5
+    denominator = KEPT * factor * 4.0 + factor * 2.25
+    assert memory.coefficient == pytest.approx(min(numerator / denominator, 1.0))
+
+
+def test_a_certain_client_hardly_counts_for_the_coefficient() -> None:
+    """Client 0 is always drawn and turns around each time; client 1 sends what it sent before."""
+    memory = Memory(num_parameters=1, num_clients=2, dtype="float64")
+    for turn in range(20):
+        cohort = Cohort(turn, 2, [0, 1], [1, 1], [1.0, 0.5], [1.0, 2.0])
+        memory.combine(cohort, [[(-1.0) ** turn], [1.0]], [0.5, 0.5])
+    assert memory.coefficient > 0.99
+
+
+def test_a_useless_memory_is_not_used() -> None:
+    rng = np.random.default_rng(1)
+    sampler, memory = UniformSampler(num_clients=20, cohort_size=5), Memory(num_parameters=50, num_clients=20)
+    used = []
+    for _ in range(100):
+        cohort = sampler.draw()
+        memory.combine(cohort, rng.normal(size=(len(cohort), 50)), sampler.client_weights)
+        used.append(memory.coefficient)
+    # b is a sum of about 10 * 5 products of independent directions, each of deviation 1/sqrt(50)
+    assert np.mean(used[20:]) < 4.0 / np.sqrt(50 * 50) * 2.0
+
+
+def test_no_reply_is_nan_or_none() -> None:
+    memory = Memory(num_parameters=2, num_clients=3)
+    cohort = Cohort(0, 2, [0, 2], [1, 1], [0.5, 0.5], [2.0, 2.0])
+    aggregate, norms = memory.combine(cohort, [None, [1.0, 0.0]], [0.3, 0.3])
+    assert np.isnan(norms[0])
+    assert norms[1] == 1.0
+    assert aggregate == pytest.approx([0.3 * 4.0, 0.0])  # as Cohort.replied weighs it
+    other = Memory(num_parameters=2, num_clients=3)
+    other.combine(cohort, np.array([[np.nan, 1.0], [1.0, 0.0]]), [0.3, 0.3])
+    assert same_state(memory.state_dict(), other.state_dict())
+    nobody, norms = memory.combine(cohort, [None, None], [0.3, 0.3])
+    assert np.isnan(norms).all()
+    assert nobody == pytest.approx(memory.coefficient * 0.3 * np.array([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("leaving", [[0], [2, 3]])
+def test_joins_and_leaves_keep_it_exact(leaving: list[int]) -> None:
+    """The sum follows the weights of the sampler, and clients that left are forgotten."""
+    rng = np.random.default_rng(2)
+    weights = np.array([0.1, 0.2, 0.3, 0.4])
+    sampler = UniformSampler(num_clients=M, cohort_size=3, client_weights=weights, design="fixed_size")
+    memory = Memory(num_parameters=D, num_clients=10, dtype="float64")
+    for _ in range(6):
+        cohort = sampler.draw()
+        memory.combine(cohort, rng.normal(size=(len(cohort), D)), sampler.client_weights)
+    sampler.remove_clients(leaving)
+    sampler.add_clients(1, client_weights=[0.5])
+    cohort = sampler.draw()
+    before = memory.state_dict()
+    aggregate, _ = memory.combine(cohort, np.zeros((len(cohort), D)), sampler.client_weights)
+    rows = {int(c): row for c, row in zip(before["clients"], before["rows"], strict=True)}
+    stay = [client for client in rows if client not in leaving]
+    lam = sampler.client_weights(np.array(stay, dtype=np.int64))
+    b = before["numerator"] / before["denominator"]
+    b = min(max(b, 0.0), 1.0)
+    expected = b * sum((w * rows[c] for w, c in zip(lam, stay, strict=True)), np.zeros(D))
+    for client, w, lam_m in zip(
+        cohort.clients, cohort.weights, sampler.client_weights(cohort.clients), strict=True
+    ):
+        expected = expected - lam_m * w * b * rows.get(int(client), np.zeros(D))
+    assert aggregate == pytest.approx(expected)
+    assert not set(leaving) & set(memory.state_dict()["clients"].tolist())
+
+
+def test_changed_weights_without_a_function_are_refused() -> None:
+    memory = Memory(num_parameters=1, num_clients=2)
+    cohort = Cohort(0, 1, [1], [1], [0.5], [2.0])
+    memory.combine(cohort, [[1.0]], [0.5])
+    before = memory.state_dict()
+    with pytest.raises(FeedbackError, match="client_weights"):
+        memory.combine(cohort, [[1.0]], [0.4])
+    assert same_state(before, memory.state_dict())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_resume_to_the_bit(dtype: Any, in_file: bool, tmp_path: Path) -> None:
+    def build(name: str) -> Memory:
+        path = tmp_path / f"{name}.npy" if in_file else None
+        return Memory(num_parameters=5, num_clients=30, dtype=dtype, path=path)
+
+    def rounds(sampler: Any, memory: Memory, first: int, last: int) -> list[Any]:
+        aggregates = []
+        for turn in range(first, last):
+            cohort = sampler.draw()
+            updates = np.random.default_rng(turn).normal(size=(30, 5))[cohort.clients]
+            aggregate, norms = memory.combine(cohort, updates, sampler.client_weights)
+            sampler.observe(cohort, norms)
+            aggregates.append(aggregate)
+        return aggregates
+
+    whole = rounds(default_sampler(30, 6), build("whole"), 0, 30)
+    sampler, memory = default_sampler(30, 6), build("first")
+    rounds(sampler, memory, 0, 12)
+    resumed_sampler, resumed = default_sampler(30, 6), build("second")
+    resumed_sampler.load_state_dict(sampler.state_dict())
+    resumed.load_state_dict(memory.state_dict())
+    assert np.array_equal(whole[12:], rounds(resumed_sampler, resumed, 12, 30))
+
+
+def test_bytes_are_said_beforehand(tmp_path: Path) -> None:
+    assert Memory(num_parameters=1000, num_clients=10).bytes_needed == 40_000
+    assert Memory(num_parameters=1000, num_clients=10, dtype="float16").bytes_needed == 20_000
+    with pytest.raises(ConfigurationError, match="40,000"):
+        Memory(num_parameters=1000, num_clients=10, max_bytes=39_999)
+    path = tmp_path / "memory.npy"
+    Memory(num_parameters=1000, num_clients=10, path=path)
+    assert path.stat().st_size >= 40_000
+
+
+def test_with_max_clients_later_ones_are_not_remembered() -> None:
+    memory = Memory(num_parameters=1, num_clients=1000, max_clients=2)
+    for client in (5, 7, 9):
+        memory.combine(Cohort(client, 1, [client], [1], [0.001], [1000.0]), [[1.0]], [0.001])
+    assert memory.clients_remembered == 2
+    assert memory.remembered(9) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("updates", "weights", "argument"),
+    [
+        ([[1.0, 2.0]], [0.5, 0.5], "updates"),
+        ([[1.0, 2.0], [1.0]], [0.5, 0.5], "updates"),
+        ([[1.0, 2.0], [1.0, np.inf]], [0.5, 0.5], "updates"),
+        ([[1.0, 2.0], ["a", "b"]], [0.5, 0.5], "updates"),
+        ([[1.0, 2.0], [1e300, 1e300]], [0.5, 0.5], "updates"),
+        ([[1.0, 2.0], [1.0, 1.0]], [0.5], "client_weights"),
+        ([[1.0, 2.0], [1.0, 1.0]], [0.5, -0.5], "client_weights"),
+    ],
+)
+def test_bad_input_changes_nothing(updates: Any, weights: Any, argument: str) -> None:
+    memory = Memory(num_parameters=2, num_clients=3)
+    cohort = Cohort(0, 2, [0, 2], [1, 1], [0.5, 0.5], [2.0, 2.0])
+    memory.combine(cohort, np.ones((2, 2)), [0.5, 0.5])
+    before = memory.state_dict()
+    with pytest.raises(FeedbackError, match=argument):
+        memory.combine(cohort, updates, weights)
+    assert same_state(before, memory.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("kind", "Other"),
+        ("version", 0),
+        ("dtype", "float16"),
+        ("clients", np.array([1, 1, 2])),
+        ("rows", np.full((3, D), np.nan)),
+        ("client_weights", np.array([0.25, -0.25, 0.25])),
+        ("sum", np.ones(D) * 1e9),
+        ("denominator", -1.0),
+        ("numerator", np.inf),
+    ],
+)
+def test_a_damaged_state_changes_nothing(entry: str, value: Any) -> None:
+    rng = np.random.default_rng(3)
+    memory = filled(rng.normal(size=(M, D)), np.full(M, 0.25))
+    before = memory.state_dict()
+    with pytest.raises(StateError, match=entry):
+        memory.load_state_dict({**before, entry: value})
+    assert same_state(before, memory.state_dict())
+
+
+@given(st.integers(1, 4))
+@settings(max_examples=4)
+def test_settings_are_checked(wrong: int) -> None:
+    bad: dict[int, dict[str, Any]] = {
+        1: {"num_parameters": 0},
+        2: {"num_clients": 0},
+        3: {"dtype": "int8"},
+        4: {"max_clients": 0},
+    }
+    (argument,) = bad[wrong]
+    with pytest.raises(ConfigurationError, match=argument):
+        Memory(**{"num_parameters": 1, "num_clients": 1, **bad[wrong]})
+    with pytest.raises(ConfigurationError, match="num_clients"):
+        Memory(num_parameters=1, num_client=1)  # type: ignore[call-arg]
