@@ -11,7 +11,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 from sortition import ConfigurationError, LedgerError, StateError, UniformSampler, default_sampler
-from sortition.integrations.flower import AdaptiveSampling
+from sortition.integrations.flower import AdaptiveSampling, registered_identity
 from sortition.ledger import open_run
 from tests.integrations.flower.fake_grid import Client, federation, model, one_round, weights
 
@@ -106,6 +106,16 @@ def test_a_cohort_size_or_a_sampler_but_not_both():
     sampler = UniformSampler(num_clients=3, cohort_size=2)
     with pytest.raises(ConfigurationError, match=r"cohort_size.*sampler.*both"):
         AdaptiveSampling(FedAvg(), cohort_size=2, sampler=sampler)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("cohort_sise", "cohort_size"), ("K", "cohort_size"), ("lager", "ledger")]
+)
+def test_a_wrong_keyword_names_the_nearest_right_one(wrong, right):
+    with pytest.raises(ConfigurationError, match=f"AdaptiveSampling.*{wrong}.*{right}"):
+        AdaptiveSampling(FedAvg(), **{wrong: 2})
+    with pytest.raises(ConfigurationError, match=r"registered_identity.*nod.*node"):
+        registered_identity(nod=None)
 
 
 def test_a_sampler_with_client_weights_of_its_own_is_refused():

@@ -12,7 +12,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from sortition.core.errors import ConfigurationError, FeedbackError
-from sortition.core.types import FloatArray
+from sortition.core.types import FloatArray, IntArray
+from sortition.integrations.flower.model_memory import ModelMemory, remembered_keys
 from sortition.integrations.flower.pool import DrawnCohort
 
 log = logging.getLogger("flwr.sortition")
@@ -25,15 +26,18 @@ NUMBERS = "fiub"
 
 
 class UpdateSum:
-    r"""The weighted sum of the updates of a round, :math:`\sum_m c_m (w_m - w)`, in float64.
+    r"""The weighted sum of a round's updates, :math:`\sum_m n_m \mathrm{weight}_m (w_m - w)`, in float64.
 
     :math:`w` is the model that the round starts from, :math:`w_m` the model that client m returns and
-    :math:`c_m` a coefficient. Integer and boolean arrays (batch counters, masks) are averaged too, but only
-    floating-point arrays count towards the norm of an update.
+    :math:`n_m` its number of examples. Integer and boolean arrays (batch counters, masks) are averaged too,
+    but only floating-point arrays count towards the norm of an update.
+
+    With a memory, the arrays that are remembered are not summed here: their sum comes from the memory.
     """
 
-    def __init__(self, model: ArrayRecord) -> None:
+    def __init__(self, model: ArrayRecord, *, memory: bool = False) -> None:
         self._model = arrays_of(model)
+        self._remembered = remembered_keys(self._model) if memory else []
         for key, array in self._model.items():
             if array.dtype.kind not in NUMBERS:
                 raise ConfigurationError(
@@ -43,11 +47,16 @@ class UpdateSum:
         self._sum = {key: np.zeros_like(array) for key, array in self._start.items()}
         self._difference = {key: np.empty_like(array) for key, array in self._start.items()}
 
-    def add(self, client: str, returned: ArrayRecord, coefficient: float) -> float:
-        """Add the update of ``client`` and return its norm. An update that is not finite is left out: nan."""
+    def add(
+        self, client: str, returned: ArrayRecord, size: float, weight: float
+    ) -> tuple[float, FloatArray] | None:
+        """Add the update of ``client`` times ``size`` and ``weight``; None if it is not finite.
+
+        Returns, both times ``size``, the norm of what was added and the update of the remembered arrays.
+        """
         arrays = arrays_of(returned)
         self._check(client, arrays)
-        squared_norm = 0.0
+        squared_norm = squared_remembered = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             for key, start in self._start.items():
                 out = self._difference[key]
@@ -55,15 +64,34 @@ class UpdateSum:
                 if self._model[key].dtype.kind == "f":
                     # einsum instead of BLAS, whose threads would compete with those of the simulation.
                     flat = difference.reshape(-1)
-                    squared_norm += float(np.einsum("i,i->", flat, flat))
+                    squared = float(np.einsum("i,i->", flat, flat))
+                    if key in self._remembered:
+                        squared_remembered += squared
+                    else:
+                        squared_norm += squared
                 elif not np.all(np.isfinite(difference)):
                     squared_norm = np.nan
-        if not np.isfinite(squared_norm):
-            return float("nan")
+        if not np.isfinite(size * size * (squared_norm + squared_remembered)):
+            return None
         for key, difference in self._difference.items():
-            difference *= coefficient
-            self._sum[key] += difference
-        return float(np.sqrt(squared_norm))
+            if key not in self._remembered:
+                difference *= size * weight
+                self._sum[key] += difference
+        remembered = [size * self._difference[key].reshape(-1) for key in self._remembered]
+        return size * float(np.sqrt(squared_norm)), np.concatenate(remembered) if remembered else np.zeros(0)
+
+    def raise_by(self, factor: float) -> None:
+        """Multiply the sum by ``factor``, so that the replies stand in for the missing ones."""
+        for total in self._sum.values():
+            total *= factor
+
+    def set_remembered(self, aggregate: FloatArray) -> None:
+        """Take the sum of the remembered arrays from the memory."""
+        start = 0
+        for key in self._remembered:
+            total = self._sum[key]
+            total[...] = aggregate[start : start + total.size].reshape(total.shape)
+            start += total.size
 
     def moved_model(self, scale: float) -> ArrayRecord:
         """The model plus ``scale`` times the sum, each array in the type that the model has."""
@@ -113,11 +141,14 @@ class UpdateSum:
 class ClientReplies:
     """The replies of a round that can be used. Entries are aligned with the cohort; nan means no reply."""
 
-    norms: FloatArray
+    weighted_norms: FloatArray
+    """Numbers of examples times norms; with a memory, the norms of the residuals."""
     sizes: FloatArray
     """Numbers of examples: the given one if there is one, otherwise the one that the client reports."""
     contents: dict[int, RecordDict]
     """What each client returned, by place in the cohort."""
+    coefficient: float = 0.0
+    """b, how much of the memory is in the sum."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +160,9 @@ class OpenRound:
     places: dict[int, int]
     """The place in the cohort of each node that was asked."""
     updates: UpdateSum
+    memory: ModelMemory | None
+    offline: IntArray
+    """Clients that have replied before and could not be drawn."""
 
     def read(self, replies: Iterable[Message], size_key: str) -> ClientReplies:
         """Check each reply and add its update to the sum, weighted by size and cohort weight.
@@ -138,18 +172,27 @@ class OpenRound:
         """
         cohort, names = self.drawn.cohort, self.drawn.names
         norms, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
+        updates: list[FloatArray | None] = [None] * len(cohort)
         contents: dict[int, RecordDict] = {}
         for place, content in sorted(self._contents(replies).items()):
             name, size = names[place], float(self.drawn.given_sizes[place])
             if np.isnan(size):
                 size = _reported_size(content, size_key, name)
             arrays = _only(content, ArrayRecord, name)
-            norm = self.updates.add(name, arrays, size * cohort.weights[place])
-            if np.isnan(norm):
+            added = self.updates.add(name, arrays, size, float(cohort.weights[place]))
+            if added is None:
                 log.warning("\t> The update of %s is not finite and counts as no reply", name)
                 continue
-            norms[place], sizes[place], contents[place] = norm, size, content
-        return ClientReplies(norms, sizes, contents)
+            norms[place], updates[place] = added
+            sizes[place], contents[place] = size, content
+        if contents:
+            self.updates.raise_by(len(cohort) / len(contents))
+        if self.memory is None or (len(cohort) and not contents):  # if nobody replied, nothing changes
+            return ClientReplies(norms, sizes, contents)
+        coefficient = self.memory.coefficient
+        aggregate, residuals = self.memory.combine(cohort, updates, self.offline)
+        self.updates.set_remembered(aggregate)
+        return ClientReplies(np.hypot(norms, residuals), sizes, contents, coefficient)
 
     def _contents(self, replies: Iterable[Message]) -> dict[int, RecordDict]:
         """What each client returned, by place in the cohort; errors are logged.

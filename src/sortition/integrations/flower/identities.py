@@ -13,6 +13,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from sortition.core.errors import ConfigurationError
+from sortition.core.validation import named_keywords
 
 log = logging.getLogger("flwr.sortition")
 
@@ -28,6 +29,7 @@ TRIAL_QUERIES = 5
 """If this many clients fail to report an identity and none succeeds, no more clients are asked."""
 
 
+@named_keywords
 def registered_identity(node: NodeInfo) -> str | None:
     """The name or, without one, the public key that the SuperNode was registered with; else None.
 
@@ -45,6 +47,7 @@ def registered_identity(node: NodeInfo) -> str | None:
     return None
 
 
+@named_keywords
 def reported_identity(node: NodeInfo) -> str | None:
     """None, so that the client is asked: for SuperNodes without registered keys.
 

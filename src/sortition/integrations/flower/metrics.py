@@ -87,3 +87,8 @@ def sampling_metrics(
             "sampling-coverage": num_replied / num_clients,
         }
     )
+
+
+def memory_metrics(coefficient: float, num_bytes: int) -> MetricRecord:
+    """The metrics of the memory: b of this round, and the bytes of what is remembered after it."""
+    return MetricRecord({"sampling-memory-coefficient": coefficient, "sampling-memory-bytes": num_bytes})

@@ -64,7 +64,7 @@ class WeighedReplies:
     feedback: FloatArray
     """(share times norm) squared."""
     step_scale: float
-    """Factor that turns the sum of ``size * weight * update``, with weights as drawn, into the step."""
+    """Factor that turns the sum of ``size * weight * update`` into the step: one over the total size."""
     sampler_norms: FloatArray
     """The norms that the sampler is to observe, aligned with the whole cohort; nan means no reply."""
 
@@ -155,25 +155,32 @@ class ClientPool:
             total_size=self._sizes.total(available),
         )
 
-    def weigh(self, drawn: DrawnCohort, norms: FloatArray, sizes: FloatArray) -> WeighedReplies:
-        """Weigh the replies; ``norms`` and ``sizes`` are aligned with the cohort, nan means no reply."""
-        heard = ~np.isnan(norms)
+    def offline(self, drawn: DrawnCohort) -> IntArray:
+        """The clients that have replied before and could not be drawn."""
+        return np.setdiff1d(np.flatnonzero(self._has_replied), drawn.available)
+
+    def weigh(self, drawn: DrawnCohort, weighted_norms: FloatArray, sizes: FloatArray) -> WeighedReplies:
+        """Weigh the replies, whose norms are multiplied by their sizes.
+
+        ``weighted_norms`` and ``sizes`` are aligned with the cohort; nan means no reply.
+        """
+        heard = ~np.isnan(weighted_norms)
         replied = drawn.cohort.replied(heard)
         self._sizes.record(replied.clients, sizes[heard], replied.weights)
         self._has_replied[replied.clients] = True
         total = drawn.total_size
         if np.isnan(total) or len(drawn.cohort) == len(drawn.available):  # or everybody was asked: no bias
             total = self._sizes.total(drawn.available)
-        shares = sizes[heard] / total if total > 0.0 else np.zeros(len(replied))
-        sampler_norms = np.full(len(norms), np.nan)
-        sampler_norms[heard] = norms[heard] * shares / self._own_weights(replied.clients)
-        raised = len(drawn.cohort) / max(len(replied), 1)  # replies stand in for the missing ones
+        scale = 1.0 / total if total > 0.0 else 0.0
+        norms = scale * weighted_norms[heard]
+        sampler_norms = np.full(len(weighted_norms), np.nan)
+        sampler_norms[heard] = norms / self._own_weights(replied.clients)
         return WeighedReplies(
             replied=replied,
             probabilities=drawn.probabilities[np.searchsorted(drawn.available, replied.clients)],
-            shares=shares,
-            feedback=(shares * norms[heard]) ** 2,
-            step_scale=raised / total if total > 0.0 else 0.0,
+            shares=scale * sizes[heard],
+            feedback=norms**2,
+            step_scale=scale,
             sampler_norms=sampler_norms,
         )
 

@@ -1,0 +1,139 @@
+"""A memory of the clients' updates of a Flower model: which arrays it holds, and for which clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sortition.core.cohort import Cohort
+from sortition.core.errors import ConfigurationError, StateError
+from sortition.core.state import count
+from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import whole_number
+from sortition.memory import Memory
+
+MEMORY = "memory."
+"""Prefix of the memory's entries in the state."""
+
+BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of batch normalisation: statistics of a client's data, and no updates."""
+
+BYTES_PER_NUMBER = 4
+"""The memory keeps float32."""
+
+
+def remembered_keys(model: Mapping[str, NDArray[Any]]) -> list[str]:
+    """The names of the arrays that are remembered: floats, without the buffers of batch normalisation.
+
+    >>> remembered_keys({"fc.weight": np.zeros(2), "bn.running_var": np.ones(2), "steps": np.array(3)})
+    ['fc.weight']
+    """
+    return [
+        key
+        for key, array in model.items()
+        if array.dtype.kind == "f" and key.rpartition(".")[2] not in BATCH_NORM
+    ]
+
+
+class ModelMemory:
+    """A ``Memory`` of the clients' updates, each multiplied by the client's number of examples.
+
+    So all clients have weight 1 in the memory, and nothing in it changes when a size becomes known or
+    changes, or when clients join or leave. The aggregate is a sum over examples: the caller divides it by
+    the number of examples of all available clients.
+
+    A client that is offline keeps its place in the memory, but is taken out of the aggregate, which is that
+    of the available clients.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = whole_number("memory_bytes", max_bytes, least=1)
+        self._memory: Memory | None = None
+        self._num_parameters = 0
+
+    @property
+    def coefficient(self) -> float:
+        """b of the next round; 0 before the first one."""
+        return 0.0 if self._memory is None else self._memory.coefficient
+
+    @property
+    def num_bytes(self) -> int:
+        """What the remembered updates take."""
+        clients = 0 if self._memory is None else self._memory.clients_remembered
+        return clients * self._num_parameters * BYTES_PER_NUMBER
+
+    def make_room(self, model: Mapping[str, NDArray[Any]], num_clients: int) -> None:
+        """Raise unless there is room for the updates of ``num_clients`` clients to this model.
+
+        Clients that join later are remembered as long as there is room.
+        """
+        num_parameters = sum(model[key].size for key in remembered_keys(model))
+        if not num_parameters:
+            raise ConfigurationError(
+                "memory=True needs initial_arrays with floating-point arrays, beside buffers of batch "
+                f"normalisation, got {sorted(model)}"
+            )
+        if self._memory is not None and num_parameters != self._num_parameters:
+            raise ConfigurationError(
+                f"initial_arrays must have the {self._num_parameters} parameters that are in the memory, "
+                f"got {num_parameters}"
+            )
+        needed = num_clients * num_parameters * BYTES_PER_NUMBER
+        if self._memory is None and needed > self._max_bytes:
+            raise ConfigurationError(
+                f"memory_bytes is {self._max_bytes:,}, but the updates of {num_clients:,} clients with "
+                f"{num_parameters:,} parameters take {needed:,} bytes in float32; raise memory_bytes, or "
+                "leave out memory=True"
+            )
+        if self._memory is None:
+            self._allocate(num_parameters)
+
+    def combine(
+        self, cohort: Cohort, updates: Sequence[FloatArray | None], offline: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """The aggregate of the available clients, and the norms of the residuals; nan means no reply.
+
+        ``updates`` are multiplied by the numbers of examples and aligned with the cohort. ``offline`` are
+        clients that may be remembered but could not be drawn.
+        """
+        if self._memory is None:
+            raise ConfigurationError("make_room must be called before combine")
+        b = self._memory.coefficient
+        absent = np.zeros(self._num_parameters)
+        for client in offline.tolist() if b > 0.0 else []:
+            absent += self._memory.remembered(client)
+        aggregate, norms = self._memory.combine(cohort, updates, np.ones(len(cohort)))
+        return aggregate - b * absent, norms
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to know."""
+        kept = {} if self._memory is None else self._memory.state_dict()
+        return {MEMORY + name: value for name, value in kept.items()}
+
+    def restored(self, state: Mapping[str, Any]) -> ModelMemory:
+        """The memory that is in ``state``; an empty one if there is none."""
+        kept = {name.removeprefix(MEMORY): state[name] for name in state if name.startswith(MEMORY)}
+        restored = ModelMemory(self._max_bytes)
+        if kept:
+            num_parameters = count(kept, "num_parameters")
+            if not 0 < num_parameters * BYTES_PER_NUMBER <= self._max_bytes:
+                raise StateError(
+                    f"state has a memory of {num_parameters:,} parameters, for which memory_bytes = "
+                    f"{self._max_bytes:,} has no room"
+                )
+            restored._allocate(num_parameters).load_state_dict(kept)
+        return restored
+
+    def _allocate(self, num_parameters: int) -> Memory:
+        """A memory with room for all clients that fit; RAM is taken only for those that have replied."""
+        self._num_parameters = num_parameters
+        self._memory = Memory(
+            num_parameters=num_parameters,
+            num_clients=self._max_bytes // (num_parameters * BYTES_PER_NUMBER),
+            dtype="float32",
+            max_bytes=self._max_bytes,
+        )
+        return self._memory
