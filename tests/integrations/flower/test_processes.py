@@ -99,7 +99,8 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     assert rounds[-1]["identities"] == lost["identities"]  # the same client, with its history
 
 
-def test_fifty_nodes_on_ray(programs):
+@pytest.mark.parametrize("memory", [False, True])
+def test_fifty_nodes_on_ray(programs, memory):
     port = free_port()
     programs.connection(port)
     programs.start(
@@ -112,6 +113,7 @@ def test_fifty_nodes_on_ray(programs):
         *("--federation-config", "num-supernodes=50 init-args-num-cpus=2 client-resources-num-cpus=1"),
         rounds=5,
         cohort_size=10,
+        memory=memory,
     )
     programs.wait((programs.notes / "done").exists, "five rounds")
     rounds = programs.rounds()
@@ -121,11 +123,12 @@ def test_fifty_nodes_on_ray(programs):
         assert line["sampling-available-clients"] == len(line["identities"]) == 50
         assert all(identity.startswith("node:") for identity in line["identities"])
         assert line["sampling-replies"] == len(line["partitions"]) > 0
-        assert line["sampling-replies"] + line["sampling-failures"] == line["sampling-distinct-clients"] <= 10
+        assert line["sampling-replies"] + line["sampling-failures"] == line["sampling-distinct-clients"] == 10
         assert not any(partition % 7 == 6 for partition in line["partitions"])  # those that always fail
         assert line["types"] == ["float32", "int64"]
         assert sum(line["probabilities"]) == pytest.approx(1.0)
         assert np.isfinite(line["model"]).all()
         replied |= set(line["partitions"])
+        assert line.get("sampling-memory-bytes") == (12 * len(replied) if memory else None)
         assert line["sampling-coverage"] == pytest.approx(len(replied) / 50)
     assert rounds[-1]["sampling-effective-clients"] < 50.0
