@@ -6,6 +6,7 @@ import json as json_module
 import math
 import time
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -26,6 +27,12 @@ from sortition.cli.options import (
 from sortition.core.designs import DESIGNS, Design
 from sortition.lab.arena.environments import ENVIRONMENTS, SPLITS, Split, digits_training, environments_of
 from sortition.lab.arena.tournament import Arena, run_closed_loop, run_replay
+from sortition.lab.arena.vectors import (
+    VECTOR_ENVIRONMENTS,
+    VECTOR_SAMPLER,
+    run_vectors,
+    vector_environments,
+)
 from sortition.lab.bench import (
     DEFAULT_SAMPLER,
     MOST_CLIENTS,
@@ -48,7 +55,15 @@ from sortition.lab.reports.reproduction import (
     report_page,
     write_figure,
 )
-from sortition.lab.reports.standings import MEASURES, arena_json, arena_table, closed_loop_table, heat_map
+from sortition.lab.reports.standings import (
+    MEASURES,
+    arena_json,
+    arena_table,
+    closed_loop_table,
+    heat_map,
+    vector_table,
+    vectors_json,
+)
 from sortition.lab.reproduce.figures import FIGURES, FULL, QUICK, VARIANTS, Variant
 from sortition.lab.reproduce.finished import write_whole
 from sortition.lab.reproduce.results import Result, execute, plan
@@ -87,6 +102,9 @@ def compare_command(
         str,
         typer.Option(callback=one_of(DESIGNS), metavar="NAME", help=f"How to draw: {', '.join(DESIGNS)}."),
     ] = "with_replacement",
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Aggregate with a memory of earlier updates.")
+    ] = False,
     step_size: Annotated[
         float, typer.Option(parser=number, metavar="X", help="Step size of the training, for all samplers.")
     ] = STEP_SIZE,
@@ -128,6 +146,7 @@ def compare_command(
                 num_rounds=rounds,
                 step_size=step_size,
                 design=cast(Design, design),
+                memory=memory,
             ),
             repeats=repeats,
             seed=seed,
@@ -158,17 +177,24 @@ def _what(comparison: Comparison, clients: int) -> str:
     but = f"; independent draws for {', '.join(others)}" if differs else ""
     return (
         f"Handwritten digits over {clients} clients, {comparison.cohort_size} drawn a round "
-        f"({comparison.design.replace('_', ' ')}),\n{comparison.num_rounds} rounds, {repeats}{but}"
+        f"({comparison.design.replace('_', ' ')}{', with a memory' if comparison.memory else ''}),\n"
+        f"{comparison.num_rounds} rounds, {repeats}{but}"
     )
 
 
 # sortition arena --------------------------------------------------------------------------------------------
 
-MODES = ("replay", "closed", "both")
-LONGEST_NAME = max(map(len, ENVIRONMENTS))
+MODES = ("replay", "closed", "both", "vectors")
+LONGEST_NAME = max(map(len, (*ENVIRONMENTS, *VECTOR_ENVIRONMENTS)))
 HOW_TO_READ_ARENA = (
-    "Lower is better throughout; 1 is the least variance possible. Oracles see every norm before they draw,\n"
-    "and win no places. Samplers of independent draws are measured by their normalised distribution."
+    "Lower is better throughout; 1 is the least variance possible by the sampler's design. Oracles see\n"
+    "every norm before they draw, and win no places."
+)
+HOW_TO_READ_VECTORS = (
+    "Lower is better throughout. Each round counts in units of the least variance of draws with\n"
+    "replacement. At equal trainings with_replacement draws more often, so that K distinct clients train\n"
+    "on average. l is the variance that the probabilities decide, over the least that the design allows.\n"
+    "time: draw, aggregate and learn, over with_replacement; compare within one run only."
 )
 
 
@@ -176,26 +202,28 @@ def _list_environments(wanted: bool) -> None:
     if wanted:
         for environment in ENVIRONMENTS.values():
             typer.echo(f"{environment.name:<{LONGEST_NAME}} {environment.half:<7} {environment.about}")
+        for with_vectors in VECTOR_ENVIRONMENTS.values():
+            typer.echo(f"{with_vectors.name:<{LONGEST_NAME}} vectors {with_vectors.about}")
         raise typer.Exit
 
 
 @app.command("arena")
 def arena_command(
     samplers: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="A,B,...",
             callback=some_of(CONTESTANTS, "sortition arena --help", factories=True),
-            show_default="all",
+            show_default=f"all; for vectors {VECTOR_SAMPLER}",
             help=f"Out of {', '.join(CONTESTANTS)}; or package.module:factory, called with a Trial.",
         ),
-    ] = ",".join(CONTESTANTS),
+    ] = None,
     environments: Annotated[
         str | None,
         typer.Option(
             metavar="A,B,...",
-            callback=some_of(ENVIRONMENTS, "sortition arena --list"),
-            show_default="all of the split",
+            callback=some_of((*ENVIRONMENTS, *VECTOR_ENVIRONMENTS), "sortition arena --list"),
+            show_default="all of the split; for vectors all of these",
             help="Environments by name, as --list prints them.",
         ),
     ] = None,
@@ -211,9 +239,26 @@ def arena_command(
         typer.Option(
             callback=one_of(MODES),
             metavar="NAME",
-            help="replay: recorded norms. closed: the sampler drives the training. both.",
+            help="replay: recorded norms. closed: the sampler drives the training. both: these two. "
+            "vectors: the true error of the aggregate, by design.",
         ),
     ] = "replay",
+    designs: Annotated[
+        str | None,
+        typer.Option(
+            callback=some_of(DESIGNS, "sortition arena --help"),
+            metavar="A,B,...",
+            show_default="all for vectors; with_replacement for closed",
+            help=f"How to draw: {', '.join(DESIGNS)}. One of them for closed, any for vectors.",
+        ),
+    ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory",
+            help="closed: aggregate with a memory of earlier updates. vectors: each design with one, too.",
+        ),
+    ] = False,
     split: Annotated[
         str,
         typer.Option(
@@ -245,12 +290,19 @@ def arena_command(
     ] = False,
 ) -> None:
     """Run every sampler in every environment, and print how far from the optimum each one is."""
-    contestants = {name: find_contestant(name) for name in samplers.split(",")}
-    chosen = environments_of(cast(Split, split), None if environments is None else environments.split(","))
+    named = None if environments is None else environments.split(",")
+    if mode == "vectors":
+        _run_vectors(samplers or VECTOR_SAMPLER, named, designs, memory, split, seeds, skip, jobs, out)
+        return
+    closed_design = _design_of_closed_loop(mode, designs, memory)
+    contestants = {name: find_contestant(name) for name in (samplers or ",".join(CONTESTANTS)).split(",")}
+    chosen = environments_of(cast(Split, split), named)
     arenas: dict[str, Arena] = {}
     for name, fight in (("replay", run_replay), ("closed", run_closed_loop)):
         if mode not in (name, "both"):
             continue
+        if name == "closed":
+            chosen = [env.trained_by(closed_design, memory) for env in chosen]
         rounds = sum(env.num_rounds for env in chosen if name == "replay" or env.training is not None)
         with RoundsProgress(total=rounds * seeds * len({BASELINE, *contestants})) as progress:
             arenas[name] = fight(
@@ -267,6 +319,54 @@ def arena_command(
         write_text(out / "arena.json", arena_json(arenas))
         for name, arena in arenas.items():
             _draw_heat_map(arena, measure, out / f"arena-{name}")
+        typer.echo(f"Results: {out.resolve()}")
+
+
+def _design_of_closed_loop(mode: str, designs: str | None, memory: bool) -> Design:
+    """The design that closed loops draw by; replay has neither another one nor a memory."""
+    if mode == "replay" and (designs is not None or memory):
+        raise typer.BadParameter("--designs and --memory need --mode closed, both or vectors.")
+    if designs is not None and "," in designs:
+        raise typer.BadParameter(f"expected one design for --mode {mode}, got {designs!r}.")
+    return cast(Design, designs or "with_replacement")
+
+
+def _run_vectors(
+    samplers: str,
+    environments: list[str] | None,
+    designs: str | None,
+    memory: bool,
+    split: str,
+    seeds: int,
+    skip: int,
+    jobs: int,
+    out: Path | None,
+) -> None:
+    chosen = vector_environments(environments)
+    if environments is None:
+        missing = [env.name for env in chosen if env.needs and find_spec(env.needs) is None]
+        if missing:
+            typer.echo(f"sortition: without torch there is no {', '.join(missing)}", err=True)
+        chosen = [env for env in chosen if env.name not in missing]
+    with RoundsProgress(total=seeds * sum(env.num_rounds for env in chosen)) as progress:
+        arena = run_vectors(
+            samplers.split(","),
+            chosen,
+            split=cast(Split, split),
+            designs=cast(list[Design], (designs or ",".join(DESIGNS)).split(",")),
+            memory=memory,
+            seeds=seeds,
+            skip=skip,
+            jobs=jobs,
+            progress=progress.advance_to,
+        )
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    console.print(vector_table(arena))
+    console.print(HOW_TO_READ_VECTORS)
+    if out is not None:
+        write_text(out / "arena.json", vectors_json(arena))
         typer.echo(f"Results: {out.resolve()}")
 
 

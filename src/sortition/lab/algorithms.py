@@ -16,7 +16,25 @@ from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number, whole_number
 from sortition.core.variance import aggregate
+from sortition.lab.client_memory import UpdateMemory
 from sortition.lab.training import LocalProblem, Problem
+
+
+def combined(
+    cohort: Cohort, client_weights: FloatArray, updates: FloatArray, memory: UpdateMemory | None
+) -> tuple[FloatArray, FloatArray]:
+    """The aggregate, and the norms to learn from: of the updates or, with a memory, of the residuals."""
+    if memory is not None:
+        return memory.combine(cohort, updates, client_weights)
+    return aggregate(cohort, client_weights, updates), np.sqrt((updates * updates).sum(axis=1))
+
+
+def all_residuals(updates: FloatArray, memory: UpdateMemory | None) -> FloatArray:
+    """What is drawn from the updates of all clients, one row each: with a memory, their residuals."""
+    b = 0.0 if memory is None else memory.coefficient
+    if memory is None or b == 0.0:
+        return updates
+    return updates - b * np.array([memory.remembered(client) for client in range(len(updates))])
 
 
 @dataclass(frozen=True)
@@ -29,9 +47,13 @@ class FedSGD:
 
     which with replacement is :math:`w^t - \mu \frac1K \sum_{m \in S^t} \frac{\lambda_m}{p^t_m} g^t_m`
     (Algorithm 3, lines 5 to 12, Equation 12). The sampler learns from the norms (line 13) elsewhere.
+
+    With a ``memory`` the step is along its estimate, and the norms are those of the residuals. A memory
+    changes from round to round, so each run needs one of its own.
     """
 
     step_size: float
+    memory: UpdateMemory | None = None
 
     def __post_init__(self) -> None:
         positive_number("step_size", self.step_size)
@@ -41,16 +63,19 @@ class FedSGD:
         return problem.initial_model()
 
     def all_norms(self, state: FloatArray, problem: Problem, round_index: int) -> FloatArray:
-        """The norm of each client's mini-batch gradient in this round, drawn or not."""
-        return problem.all_norms(state, round_index)
+        """The norm of each client's mini-batch gradient, or residual, in this round, drawn or not."""
+        if self.memory is None:
+            return problem.all_norms(state, round_index)
+        updates = problem.updates(state, np.arange(problem.num_clients), round_index)
+        return np.asarray(np.linalg.norm(all_residuals(updates, self.memory), axis=1))
 
     def __call__(
         self, state: FloatArray, cohort: Cohort, problem: Problem, round_index: int
     ) -> tuple[FloatArray, FloatArray]:
         """The next model, and the norms of the cohort's updates, aligned with ``cohort.clients``."""
         updates = problem.updates(state, cohort.clients, round_index)
-        step = aggregate(cohort, problem.client_weights[cohort.clients], updates)
-        return state - self.step_size * step, np.sqrt((updates * updates).sum(axis=1))
+        step, norms = combined(cohort, problem.client_weights[cohort.clients], updates, self.memory)
+        return state - self.step_size * step, norms
 
 
 @dataclass(frozen=True)
@@ -104,7 +129,12 @@ class FedAvg(LocalSteps):
               = \frac{\lambda_m^2}{B} \Big\|\sum_b \nabla\phi(w^{t,b}_m; \xi^{t,b}_m)\Big\|^2
 
     (Algorithm 4, line 13) neither vanishes with :math:`\mu_l` nor grows with B where gradients are noise.
+
+    With a ``memory`` the server moves along its estimate, and the norms are those of the residuals. A memory
+    changes from round to round, so each run needs one of its own.
     """
+
+    memory: UpdateMemory | None = None
 
     def start(self, problem: LocalProblem) -> FloatArray:
         """The federation's initial model."""
@@ -112,15 +142,16 @@ class FedAvg(LocalSteps):
 
     def all_norms(self, state: FloatArray, problem: LocalProblem, round_index: int) -> FloatArray:
         """The scaled norm of each client's update in this round, drawn or not."""
-        return self.scaled_norms(self.updates(state, np.arange(problem.num_clients), problem, round_index))
+        updates = self.updates(state, np.arange(problem.num_clients), problem, round_index)
+        return self.scaled(np.linalg.norm(all_residuals(updates, self.memory), axis=1))
 
     def __call__(
         self, state: FloatArray, cohort: Cohort, problem: LocalProblem, round_index: int
     ) -> tuple[FloatArray, FloatArray]:
         """The next model, and the scaled norms of the cohort's updates, aligned with ``cohort.clients``."""
         updates = self.updates(state, cohort.clients, problem, round_index)
-        step = aggregate(cohort, problem.client_weights[cohort.clients], updates)
-        return state - self.step_size * step, self.scaled_norms(updates)
+        step, norms = combined(cohort, problem.client_weights[cohort.clients], updates, self.memory)
+        return state - self.step_size * step, self.scaled(norms)
 
     def updates(
         self, model: FloatArray, clients: IntArray, problem: LocalProblem, round_index: int
@@ -128,10 +159,9 @@ class FedAvg(LocalSteps):
         """g_m of ``clients``, one row each: how far, and in which direction, their models move."""
         return self.moves(model, clients, problem, round_index)
 
-    def scaled_norms(self, updates: FloatArray) -> FloatArray:
+    def scaled(self, norms: FloatArray) -> FloatArray:
         r""":math:`\|g_m\| / (\mu_l \sqrt B)`."""
-        scale = self.local_step_size * math.sqrt(self.local_steps)
-        return np.asarray(np.linalg.norm(updates, axis=1) / scale)
+        return np.asarray(norms / (self.local_step_size * math.sqrt(self.local_steps)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,6 +46,7 @@ class Comparison:
     num_rounds: int
     repeats: int
     design: Design
+    memory: bool
     seed: int
     target_loss: float
     rows: tuple[Row, ...]
@@ -91,6 +92,7 @@ def compare(
         num_rounds,
         repeats,
         training.design,
+        training.memory,
         seed,
         verdicts[BASELINE].target_loss,
         rows,

@@ -14,10 +14,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from sortition.core.cohort import Cohort
-from sortition.core.designs import inclusion_probabilities
+from sortition.core.designs import Design, inclusion_probabilities
 from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.variance import optimal_probabilities, variance_loss
+
+INCLUSION_DESIGNS = ("independent", "fixed_size")
+"""Designs that draw each client at most once, with a known probability of being in."""
 
 
 class Problem(Protocol):
@@ -92,7 +95,7 @@ class TrainingRound:
     norms: FloatArray | None
     """What every client would have reported; None if it was not computed."""
     probabilities: FloatArray | None
-    """What the sampler drew from (see :func:`drawn_shares`); None in a round that is not measured."""
+    """What the sampler drew from; None in a round that is not measured."""
 
 
 def training_rounds(
@@ -118,7 +121,7 @@ def training_rounds(
         if oracle is not None and norms is not None:
             oracle.reveal(norms)
         if measured:
-            probabilities = drawn_shares(sampler)
+            probabilities = sampler.probabilities()
         cohort = sampler.draw()
         state, cohort_norms = algorithm(state, cohort, problem, round_index)
         sampler.observe(cohort, cohort_norms)
@@ -147,34 +150,62 @@ def train(
     for done in training_rounds(sampler, problem, algorithm, num_rounds):
         assert done.norms is not None
         assert done.probabilities is not None
-        ratios[done.index] = variance_ratio(done.probabilities, problem.client_weights, done.norms)
+        ratios[done.index] = variance_ratio(
+            done.probabilities,
+            problem.client_weights,
+            done.norms,
+            design_of(sampler),
+            done.cohort.cohort_size,
+        )
         losses[done.index] = problem.loss(done.state)
         on_round()
     return Trajectory(losses, ratios)
 
 
-def drawn_shares(sampler: Sampler) -> FloatArray:
-    r"""The distribution that the sampler is measured by: that of its draws.
+def design_of(sampler: Sampler) -> Design:
+    """The sampler's design; draws with replacement for a sampler that does not tell."""
+    design: Design = getattr(sampler, "design", "with_replacement")
+    return design
 
-    For independent draws it is :math:`\pi / \sum \pi`, the normalised inclusion probabilities. The variance
-    of independent draws is :math:`\sum_m a_m (1/\pi_m - 1)`, which is not comparable with the others; l_t
-    of these shares is.
+
+def sampling_variance(
+    probabilities: FloatArray, feedback: FloatArray, design: Design, cohort_size: int
+) -> float:
+    r"""What the choice of probabilities decides in the variance of the aggregate, by design.
+
+    With inclusion probabilities :math:`\pi_m = \min(1, c\,p_m)` (independent draws, fixed size) it is
+    :math:`\sum_m a_m (1/\pi_m - 1)`; otherwise :math:`l_t(p)`.
+
+    >>> sampling_variance(np.array([0.25, 0.75]), np.array([1.0, 1.0]), "independent", 1)
+    3.3333333333333335
     """
-    probabilities = sampler.probabilities()
-    if getattr(sampler, "design", None) != "independent":
-        return probabilities
-    inclusion = inclusion_probabilities(probabilities, sampler.cohort_size)
-    return np.asarray(inclusion / inclusion.sum())
+    if design not in INCLUSION_DESIGNS:
+        return variance_loss(probabilities, feedback, cohort_size)
+    inclusion = inclusion_probabilities(probabilities, cohort_size)
+    seen = feedback > 0.0
+    with np.errstate(divide="ignore"):
+        return float(np.sum(feedback[seen] * (1.0 / inclusion[seen] - 1.0)))
 
 
-def variance_ratio(probabilities: FloatArray, client_weights: FloatArray, norms: FloatArray) -> float:
-    r"""The sampling variance over that of the optimum: :math:`l_t(p) / l_t(p^\star)` (Section 3.1).
+def variance_ratio(
+    probabilities: FloatArray,
+    client_weights: FloatArray,
+    norms: FloatArray,
+    design: Design = "with_replacement",
+    cohort_size: int = 1,
+) -> float:
+    r"""The sampling variance over that of the design's optimum, :math:`l_t(p) / l_t(p^\star)` (Section 3.1).
 
-    The cohort size cancels. If all norms are zero, every distribution is optimal.
+    The optimum is :math:`p \propto \sqrt a`. Where inclusion probabilities are at most one this is
+    water-filling, :math:`\pi_m = \min(1, c \sqrt{a_m})`; otherwise the cohort size cancels. If the optimum
+    has no variance, every distribution without variance is optimal.
 
     >>> variance_ratio(np.array([0.5, 0.5]), np.array([0.5, 0.5]), np.array([1.0, 3.0]))
     1.25
     """
     feedback = (client_weights * norms) ** 2
-    best = variance_loss(optimal_probabilities(feedback), feedback, cohort_size=1)
-    return variance_loss(probabilities, feedback, cohort_size=1) / best if best > 0.0 else 1.0
+    own = sampling_variance(probabilities, feedback, design, cohort_size)
+    best = sampling_variance(optimal_probabilities(feedback), feedback, design, cohort_size)
+    if best > 0.0:
+        return own / best
+    return 1.0 if own <= 0.0 else float("inf")

@@ -7,13 +7,13 @@ makes a trace: the norms of all clients in a run of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
-from sortition import ConfigurationError, OptimalSampler
+from sortition import ConfigurationError, Memory, OptimalSampler
 from sortition.core.designs import Design
 from sortition.core.types import FloatArray, IntArray
 from sortition.lab.algorithms import FedAvg, FedSGD
@@ -67,6 +67,8 @@ class Training:
     num_rounds: int
     step_size: float
     design: Design = "with_replacement"
+    memory: bool = False
+    """Whether the aggregate uses a memory of earlier updates."""
 
     def train(
         self, contestant: Contestant, seed: int, on_round: Callable[[], None] = lambda: None
@@ -81,7 +83,12 @@ class Training:
             design=self.design,
             seed=seed,
         )
-        return train(contestant(trial), problem, FedSGD(self.step_size), self.num_rounds, on_round)
+        memory = None
+        if self.memory:
+            parameters = problem.initial_model().size
+            memory = Memory(num_parameters=parameters, num_clients=problem.num_clients)
+        algorithm = FedSGD(self.step_size, memory)
+        return train(contestant(trial), problem, algorithm, self.num_rounds, on_round)
 
     def __call__(self, seed: int) -> Trace:
         """The norms of all clients in a training run under optimal sampling.
@@ -122,6 +129,12 @@ class Environment:
     def training(self) -> Training | None:
         """What a closed loop trains; None where norms are generated and there is nothing to train."""
         return self.source if isinstance(self.source, Training) else None
+
+    def trained_by(self, design: Design, memory: bool) -> Environment:
+        """The same where training draws by ``design``, with or without a memory."""
+        if self.training is None:
+            return self
+        return replace(self, source=replace(self.training, design=design, memory=memory))
 
     def trace(self, seed: int) -> Trace:
         """The trace of this seed, made once and then kept."""
@@ -219,10 +232,11 @@ def digits_training(
     num_rounds: int = 500,
     step_size: float = STEP_SIZE,
     design: Design = "with_replacement",
+    memory: bool = False,
 ) -> Training:
     """Handwritten digits over clients of skewed sizes: what ``sortition compare`` trains, too."""
     problem = partial(digits_federation, num_clients=num_clients)
-    return Training(problem, cohort_size, num_rounds, step_size, design)
+    return Training(problem, cohort_size, num_rounds, step_size, design, memory)
 
 
 def _least_squares(spread: float) -> Training:

@@ -19,7 +19,7 @@ from sortition.lab.arena.environments import Environment, Split, Training, seeds
 from sortition.lab.arena.traces import Trace
 from sortition.lab.contestants import BASELINE, Contestant, Trial, with_baseline
 from sortition.lab.parallel import Progress, Tick, run_tasks
-from sortition.lab.training import Trajectory, training_rounds, variance_ratio
+from sortition.lab.training import Trajectory, design_of, training_rounds, variance_ratio
 
 REFERENCE = "optimal"
 TARGET_SHARE = 0.8
@@ -263,7 +263,15 @@ def replay(sampler: Sampler, trace: Trace, on_round: Callable[[], None] = lambda
         sampler, trace, Replay(), trace.num_rounds, measure_every=trace.measured_every
     ):
         if done.probabilities is not None and done.norms is not None:
-            ratios.append(variance_ratio(done.probabilities, trace.client_weights, done.norms))
+            ratios.append(
+                variance_ratio(
+                    done.probabilities,
+                    trace.client_weights,
+                    done.norms,
+                    design_of(sampler),
+                    done.cohort.cohort_size,
+                )
+            )
         on_round()
     return np.array(ratios)
 

@@ -212,6 +212,23 @@ def digits_federation(*, num_clients: int = 100, batch_size: int = 5, seed: int 
     >>> federation.client_sizes.sum(), round(federation.loss(federation.initial_model()), 4)
     (np.int64(193), 2.3026)
     """
+    pixels, digits, client_sizes = digits_dealt(num_clients, seed)
+
+    def batch_generator(round_index: int) -> np.random.Generator:
+        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1, round_index)))
+
+    return SoftmaxFederation(
+        np.column_stack([pixels, np.ones(len(pixels))]),
+        digits,
+        client_sizes,
+        batch_size=batch_size,
+        seed=seed,
+        batch_generator=batch_generator,
+    )
+
+
+def digits_dealt(num_clients: int, seed: int) -> tuple[FloatArray, IntArray, IntArray]:
+    """Pixels in [0, 1], digits, and how many consecutive rows each client holds: mostly of one digit."""
     whole_number("num_clients", num_clients, least=2, most=NUM_DIGITS)
     whole_number("seed", seed, least=0)
     from sklearn.datasets import load_digits  # needed here and nowhere else
@@ -221,18 +238,7 @@ def digits_federation(*, num_clients: int = 100, batch_size: int = 5, seed: int 
     client_sizes = rng.permutation(skewed_sizes(num_clients))
     chosen = rng.permutation(NUM_DIGITS)[: client_sizes.sum()]
     chosen = chosen[np.argsort(digits[chosen], kind="stable")]
-
-    def batch_generator(round_index: int) -> np.random.Generator:
-        return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1, round_index)))
-
-    return SoftmaxFederation(
-        np.column_stack([pixels[chosen] / 16.0, np.ones(len(chosen))]),
-        digits[chosen].astype(np.int64),
-        client_sizes,
-        batch_size=batch_size,
-        seed=seed,
-        batch_generator=batch_generator,
-    )
+    return pixels[chosen] / 16.0, digits[chosen].astype(np.int64), client_sizes
 
 
 def skewed_sizes(num_clients: int) -> IntArray:

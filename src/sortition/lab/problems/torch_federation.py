@@ -14,6 +14,7 @@ from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.lab.problems.batches import BATCHES, LOCAL_STEPS, STEPS_A_ROUND, batch_rows, stream
+from sortition.lab.problems.softmax import digits_dealt
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Predictions and targets to one loss a sample."""
@@ -145,3 +146,20 @@ class TorchFederation:
     def _flat(self, parameters: dict[str, Tensor]) -> FloatArray:
         pieces = [parameters[name].reshape(-1) for name, _ in self._shapes]
         return np.asarray(torch.cat(pieces).numpy(), dtype=np.float64)
+
+
+def digits_cnn(*, num_clients: int = 100, batch_size: int = 5, seed: int = 0) -> TorchFederation:
+    """A convolutional network of 690 parameters on the digits, dealt as in ``digits_federation``."""
+    pixels, digits, sizes = digits_dealt(num_clients, seed)
+    images = torch.as_tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    ends = np.cumsum(sizes)
+    datasets = [
+        (images[end - size : end], torch.as_tensor(digits[end - size : end]))
+        for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)
+    ]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10)
+        )
+    return TorchFederation(module, datasets, batch_size=batch_size, seed=seed)

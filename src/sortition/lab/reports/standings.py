@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sortition.core.types import FloatArray
 from sortition.lab.arena.tournament import Arena
+from sortition.lab.arena.vectors import VectorArena, VectorScore
 from sortition.lab.contestants import ORACLES
 
 MEASURES = {
@@ -122,6 +123,77 @@ def arena_json(arenas: dict[str, Arena]) -> str:
         for mode, arena in arenas.items()
     }
     return json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+
+
+def vector_table(arena: VectorArena) -> Table:
+    """A row for each environment, cohort size, sampler and design, with and without a memory."""
+    seeds = f"seed{'s' if len(arena.seeds) > 1 else ''} {', '.join(map(str, arena.seeds))}"
+    table = Table(title=f"mean squared error of the aggregate over that of with_replacement ({seeds})")
+    for name in ("environment", "K", "arm"):
+        table.add_column(name, no_wrap=True)
+    for name in (
+        "all\nrounds",
+        "second\nhalf",
+        "at equal\ntrainings",
+        "over no\nmemory",
+        "l / l(opt)",
+        "b",
+        "time",
+    ):
+        table.add_column(name, justify="right")
+    several = len({score.arm.sampler for score in arena.scores}) > 1
+    last: object = None
+    for score in arena.scores:
+        cell = (score.environment, score.arm.cohort_size)
+        if last not in (None, cell):
+            table.add_section()
+        last = cell
+        with_memory = score.arm.memory
+        table.add_row(
+            score.environment,
+            str(score.arm.cohort_size),
+            vector_arm_name(score, several),
+            _with_error(score.error_to_base, score.standard_error),
+            _with_error(score.settled_to_base, score.settled_standard_error),
+            f"{score.equal_trainings_to_base:.3f}",
+            _with_error(score.error_to_no_memory, score.no_memory_standard_error) if with_memory else "",
+            f"{score.variance_ratio:.3g}",
+            f"{score.coefficient:.2f}" if with_memory else "",
+            f"x{score.time_to_base:.1f}",
+        )
+    return table
+
+
+def vector_arm_name(score: VectorScore, with_sampler: bool) -> str:
+    """The design, "+ memory" where there is one, and the sampler where there are several."""
+    arm = score.arm
+    name = arm.design + (" + memory" if arm.memory else "")
+    return f"{arm.sampler}, {name}" if with_sampler else name
+
+
+def vectors_json(arena: VectorArena) -> str:
+    """All scores, with those of each seed; a standard error that one seed does not have is null."""
+    content = {
+        "vectors": {
+            "split": arena.split,
+            "seeds": arena.seeds,
+            "environments": [
+                {
+                    "name": environment.name,
+                    "about": environment.about,
+                    "num_rounds": environment.num_rounds,
+                    "step_size": environment.step_size,
+                }
+                for environment in arena.environments
+            ],
+            "scores": [asdict(score) for score in arena.scores],
+        }
+    }
+    return json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+
+
+def _with_error(value: float, standard_error: float) -> str:
+    return f"{value:.3f}" if np.isnan(standard_error) else f"{value:.3f} ± {standard_error:.3f}"
 
 
 def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:

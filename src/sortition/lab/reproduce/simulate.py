@@ -12,7 +12,7 @@ first round, for its bound.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +220,7 @@ class StreamOracle(StreamSampler):
 class UniformSGD(FedSGD):
     """The authors' uniform sampling: its steps use mini-batches of their own, one for each draw."""
 
-    sampler: StreamSampler
+    sampler: StreamSampler = field(kw_only=True)
 
     def __call__(
         self, state: FloatArray, cohort: Cohort, problem: Problem, round_index: int
@@ -267,7 +267,7 @@ def _replay_one(
     kind = StreamOracle if isinstance(built, OptimalSampler) else StreamSampler
     sampler: Any = kind(built, weights, stream)
     uniform = settings.sampler == "uniform"
-    algorithm = UniformSGD(settings.step_size, sampler) if uniform else make_algorithm(settings)
+    algorithm = UniformSGD(settings.step_size, sampler=sampler) if uniform else make_algorithm(settings)
     for done in training_rounds(sampler, problem, algorithm, settings.num_rounds):
         losses[done.index] = problem.loss(done.state)
         if settings.sampler != "optimal" and done.probabilities is not None:
