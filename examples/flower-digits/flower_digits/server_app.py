@@ -12,7 +12,7 @@ from sortition.integrations.flower import AdaptiveSampling
 
 app = ServerApp()
 
-SAMPLINGS = ("flower", "uniform", "adaptive")
+SAMPLINGS = ("flower", "uniform", "adaptive", "memory")
 
 
 class TargetReached(Exception):  # noqa: N818 - not an error
@@ -28,7 +28,7 @@ def make_strategy(sampling: str, cohort_size: int, seed: int) -> Strategy:
     if sampling == "uniform":
         sampler = UniformSampler(num_clients=task.NUM_CLIENTS, cohort_size=cohort_size, seed=seed)
         return AdaptiveSampling(inner, sampler=sampler)
-    return AdaptiveSampling(inner, cohort_size=cohort_size, seed=seed)
+    return AdaptiveSampling(inner, cohort_size=cohort_size, seed=seed, memory=sampling == "memory")
 
 
 def check_samplings(samplings: list[str]) -> None:

@@ -57,7 +57,7 @@ class ModelMemory:
     @property
     def coefficient(self) -> float:
         """b of the next round; 0 before the first one."""
-        return 0.0 if self._memory is None else self._memory.coefficient
+        return 0.0 if self._memory is None else float(self._memory.coefficient)
 
     @property
     def num_bytes(self) -> int:
