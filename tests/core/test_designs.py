@@ -7,6 +7,7 @@ distribution that their design says. Here that assumption: seeded draws, margins
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from sortition.core.designs import (
     RoundGenerator,
     Weighed,
     draw_dense,
+    draw_fixed_size,
     draw_with_replacement,
     draw_without_replacement,
     inclusion_probabilities,
@@ -26,7 +28,7 @@ from sortition.core.designs import (
     weigh_with_replacement,
     weigh_without_replacement,
 )
-from tests.helpers import Array, outcomes, positive, simplex
+from tests.helpers import Array, duels, outcomes, positive, simplex
 
 DRAWS = 5000
 DEVIATIONS = 6.0
@@ -73,7 +75,7 @@ def test_a_client_without_probability_is_never_drawn(design: str) -> None:
         assert np.all(np.isfinite(weights))
 
 
-@pytest.mark.parametrize("design", ["without_replacement", "independent"])
+@pytest.mark.parametrize("design", ["without_replacement", "independent", "fixed_size"])
 def test_fewer_possible_clients_than_draws(design: str) -> None:
     """All of them are drawn; the weights still have mean one (two clients, K = 3)."""
     p = np.array([0.0, 0.4, 0.0, 0.6])
@@ -163,6 +165,145 @@ def test_inclusion_probabilities_by_hand() -> None:
     for cohort_size in (2, 3):
         assert inclusion_probabilities(np.array([0.9, 0.0, 0.1]), cohort_size).tolist() == [1.0, 0.0, 1.0]
     assert inclusion_probabilities(np.array([0.9, 0.0, 0.1]), 1) == pytest.approx([0.9, 0.0, 0.1])
+
+
+# A fixed size ----------------------------------------------------------------------------------------
+
+
+class Given(np.random.Generator):
+    """Gives prescribed uniforms, one after another."""
+
+    def __init__(self, uniforms: tuple[float, ...]) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.left = list(uniforms)
+
+    def random(self) -> float:  # type: ignore[override]
+        return self.left.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("quarters", "cohort_size"),
+    [
+        ([1, 3, 2, 2], 2),
+        ([3, 3, 2], 2),
+        ([2, 0, 3, 3, 0], 2),
+        ([9, 1, 3, 2, 2], 3),
+        ([1, 3, 7, 2, 6, 2], 4),
+        ([4, 1, 3], 2),
+        ([1, 1, 1, 1], 1),
+    ],
+)
+def test_every_outcome_of_a_fixed_size_on_a_grid_of_uniforms(quarters: list[int], cohort_size: int) -> None:
+    """With inclusion probabilities in quarters, all borders are multiples of 1/12: every set of clients.
+
+    So are inclusion probabilities, single and joint, those of the duels; more than four quarters are certain.
+    """
+    inclusion = np.minimum(np.array(quarters) / 4.0, 1.0)
+    p = np.array(quarters) / sum(quarters)
+    assert inclusion_probabilities(p, cohort_size) == pytest.approx(inclusion, abs=1e-12)
+    duellists = int(np.count_nonzero((inclusion > 0.0) & (inclusion < 1.0)))
+    midpoints = ((np.arange(12) + 0.5) / 12).tolist()
+    found: dict[tuple[int, ...], float] = defaultdict(float)
+    for uniforms in product(midpoints, repeat=duellists):
+        clients, counts, pi, weights = draw_fixed_size(p, cohort_size, Given(uniforms))
+        cohort = tuple(clients.tolist())
+        if cohort not in found:
+            assert counts.tolist() == [1] * cohort_size
+            assert pi == pytest.approx(inclusion[clients], abs=1e-12)
+            assert weights == pytest.approx(1.0 / inclusion[clients], rel=1e-12)
+        found[cohort] += 12.0**-duellists
+    expected: dict[tuple[int, ...], float] = defaultdict(float)
+    for probability, chosen in duels(inclusion):
+        expected[tuple(sorted(chosen))] += probability
+    for cohort in expected.keys() | found.keys():
+        assert found[cohort] == pytest.approx(expected[cohort], abs=1e-12), cohort
+    single = [sum(share for cohort, share in found.items() if m in cohort) for m in range(len(p))]
+    assert single == pytest.approx(inclusion, abs=1e-12)
+
+
+@settings(max_examples=100)
+@given(
+    p=simplex(8, least=1e-6),
+    zeros=st.sets(st.integers(0, 7), max_size=7),
+    cohort_size=st.integers(1, 8),
+    seed=st.integers(0, 100),
+)
+@example(p=np.array([1 - 7e-13, *[1e-13] * 7]), zeros=set(), cohort_size=3, seed=0)
+@example(p=np.array([1.0, *[1e-300] * 7]), zeros={3}, cohort_size=5, seed=1)
+@example(p=np.full(8, 0.125), zeros=set(), cohort_size=8, seed=0)
+@example(p=np.full(8, 0.125), zeros=set(), cohort_size=7, seed=0)
+def test_a_fixed_size_is_exactly_that(p: Array, zeros: set[int], cohort_size: int, seed: int) -> None:
+    """K distinct clients, or all that can be drawn, with the inclusion probabilities as they are."""
+    p = np.where(np.isin(np.arange(8), list(zeros)), 0.0, p)
+    p = p / p.sum()
+    inclusion = inclusion_probabilities(p, cohort_size)
+    generator = np.random.default_rng(seed)
+    for _ in range(5):
+        clients, counts, pi, weights = draw_fixed_size(p, cohort_size, generator)
+        assert len(clients) == min(cohort_size, np.count_nonzero(p)) == len(set(clients.tolist()))
+        assert np.all(np.diff(clients) > 0)
+        assert np.all(counts == 1)
+        assert np.all(p[clients] > 0.0)
+        assert pi.tolist() == inclusion[clients].tolist()
+        assert weights.tolist() == (1.0 / pi).tolist()
+        assert set(np.flatnonzero(inclusion == 1.0).tolist()) <= set(clients.tolist())
+
+
+def test_duels_have_the_inclusion_probabilities() -> None:
+    """Of every single client, for vectors without any pattern."""
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        p = rng.dirichlet(np.full(7, 0.7))
+        inclusion = inclusion_probabilities(p, 3)
+        found = np.zeros(7)
+        for probability, chosen in duels(inclusion):
+            assert len(set(chosen)) == 3
+            found[list(chosen)] += probability
+        assert found == pytest.approx(inclusion, abs=1e-12)
+
+
+def worst_ratio(p: Array, cohort_size: int) -> float:
+    """The largest variance of an aggregate by a fixed size over that with replacement, whatever the updates.
+
+    The variance of sum_m x_m weight_m is x' C x: with replacement, C = (diag(1 / p) - 1) / K. The updates
+    x = p have no variance in either design; beside these it is an eigenvalue.
+    """
+    inclusion = inclusion_probabilities(p, cohort_size)
+    together = np.zeros((len(p), len(p)))
+    for probability, chosen in duels(inclusion):
+        together[np.ix_(chosen, chosen)] += probability
+    fixed = together / np.outer(inclusion, inclusion) - 1.0
+    assert fixed @ p == pytest.approx(np.zeros(len(p)), abs=1e-9)
+    # in coordinates y = x / sqrt(p), draws with replacement have (1 - s s') / K with s = sqrt(p)
+    root = np.sqrt(p)
+    return float(cohort_size * np.linalg.eigvalsh(fixed * np.outer(root, root)).max())
+
+
+def test_no_updates_make_a_fixed_size_worse_than_draws_with_replacement() -> None:
+    """200 small cases where nobody is certain (Chauvet and Ruiz-Gazen 2017), and 200 of any kind.
+
+    With certain clients the bound is K / c, which is below 1. The certain have no variance, and the others at
+    most that of k draws with replacement among them. K draws from all clients have at least c / K times that,
+    whatever the updates of the certain clients are.
+    """
+    rng = np.random.default_rng(7)
+    uncapped, any_kind, largest = 0, 0, 0.0
+    while uncapped < 200 or any_kind < 200:
+        size, clients = int(rng.integers(2, 5)), int(rng.integers(3, 8))
+        p = rng.dirichlet(np.full(clients, rng.choice([0.5, 1.0, 3.0, 20.0])))
+        inclusion = inclusion_probabilities(p, size)
+        if p.min() < 1e-4 or clients <= size:
+            continue
+        ratio = worst_ratio(p, size)
+        if inclusion.max() < 1.0:
+            uncapped, largest = uncapped + 1, max(largest, ratio)
+        else:
+            any_kind += 1
+        scale = float((inclusion / p)[inclusion < 1.0].min())
+        assert ratio <= size / scale + 1e-9
+    assert 0.99 < largest <= 1.0 + 1e-9, "the bound is sharp"
+    for clients in range(2, 8):  # of a single draw, the designs are the same
+        assert worst_ratio(rng.dirichlet(np.ones(clients)), 1) == pytest.approx(1.0, abs=1e-9)
 
 
 def test_a_draw_with_replacement_may_repeat_more_often_than_there_are_clients() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from sortition import (
     AvareSampler,
     DoublingOSMDSampler,
     EmpiricalBayesSampler,
+    Guard,
     MABSSampler,
     OSMDSampler,
     ProportionalSampler,
@@ -20,6 +22,7 @@ from sortition import (
     UniformSampler,
     VRBSampler,
 )
+from sortition.core import designs
 from sortition.core.designs import DESIGNS
 
 BILLION = 10**9
@@ -53,6 +56,7 @@ def test_a_billion_clients(name: str, design: str) -> None:
         for _ in range(rounds):
             cohort = sampler.draw()
             assert len(cohort) <= 20 or design == "independent"
+            assert len(cohort) == 20 or design != "fixed_size"
             sampler.observe(cohort, norms_of(cohort.clients))
             drawn += cohort.clients.tolist()
         return drawn
@@ -77,6 +81,41 @@ def test_a_billion_clients(name: str, design: str) -> None:
     assert peak < 20e6, f"{peak} bytes for what a hundred thousand clients would fill"
     size = sum(value.nbytes for value in state.values() if isinstance(value, np.ndarray))
     assert size < 500_000, "a state is as big as the number of clients seen"
+
+
+@pytest.mark.parametrize("size", [1, 50])
+@pytest.mark.parametrize("name", BUILD)
+def test_a_fixed_size_of_a_billion(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a guard, with extreme norms, after joins and leaves: never from a vector of all clients."""
+
+    dense = designs.draw_fixed_size
+
+    def of_few(p: np.ndarray, *rest: Any) -> designs.Weighed:
+        assert len(p) < BILLION, "a vector of all clients"
+        return dense(p, *rest)
+
+    monkeypatch.setattr(designs, "draw_fixed_size", of_few)
+    rng = np.random.default_rng(5)
+    for guard in (None, Guard(), Guard(largest_probability=0.1, trial_replies=0)):
+        sampler = BUILD[name](num_clients=BILLION, cohort_size=size, design="fixed_size", seed=2, guard=guard)
+        sampler.draw()  # compiled before memory is counted
+        tracemalloc.start()
+        for t in range(12):
+            cohort = sampler.draw()
+            assert len(cohort) == len(set(cohort.clients.tolist())) == size
+            assert (cohort.probabilities > 0.0).all()
+            assert (cohort.probabilities <= 1.0).all()
+            assert cohort.weights == pytest.approx(1.0 / cohort.probabilities, rel=1e-12)
+            sampler.observe(cohort, 10.0 ** rng.uniform(-300.0, 300.0, size))
+            if t == 6:
+                sampler.add_clients([1e-3, 1e-9, 1e-30])
+                sampler.remove_clients([int(cohort.clients[0]), 5])
+            few = sampler.draw(available=range(t, 10**4, 7))
+            assert len(few) == len(set(few.clients.tolist())) == size
+            assert (few.clients % 7 == t % 7).all()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 5e6
 
 
 @pytest.mark.parametrize("design", DESIGNS)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sortition import AdaptiveOSMDSampler, FixedSampler, OSMDSampler
+from sortition import AdaptiveOSMDSampler, FixedSampler, Guard, NormPrivacy, OSMDSampler
 from sortition.core.designs import DESIGNS, inclusion_probabilities, restrict
 from tests.helpers import SAMPLERS, norms_for, outcomes, same_cohort, train
 
@@ -129,6 +129,69 @@ def test_a_cohort_carries_the_probabilities_of_its_draw(name: str) -> None:
         assert np.all(np.diff(cohort.clients) > 0)
         assert cohort.counts.sum() == K
         sampler.observe(cohort, norms_for(cohort))
+
+
+@every_sampler
+def test_a_cohort_of_a_fixed_size(name: str) -> None:
+    """In every round K distinct clients, with the inclusion probabilities of that moment; the certain too."""
+    sampler = build(name, num_clients=9, cohort_size=4, design="fixed_size")
+    for t in range(12):
+        here = np.arange(9) if t % 3 else np.array([8, 0, 3, 5, 2, 6])
+        present = np.sort(here)
+        inclusion = np.zeros(9)
+        inclusion[present] = inclusion_probabilities(restrict(sampler.probabilities()[present]), 4)
+        cohort = sampler.draw(available=here if t % 3 == 0 else None)
+        assert len(cohort) == 4
+        assert np.all(np.diff(cohort.clients) > 0)
+        assert cohort.counts.tolist() == [1] * 4
+        assert cohort.probabilities == pytest.approx(inclusion[cohort.clients], rel=1e-9)
+        assert cohort.weights == pytest.approx(1.0 / inclusion[cohort.clients], rel=1e-9)
+        assert set(np.flatnonzero(inclusion == 1.0).tolist()) <= set(cohort.clients.tolist())
+        sampler.observe(cohort, norms_for(cohort))
+
+
+@every_sampler
+@pytest.mark.parametrize(
+    "privacy", [None, NormPrivacy(norm_bound=10.0, noise_multiplier=0.5)], ids=["plain", "private"]
+)
+def test_a_fixed_size_through_everything_at_once(name: str, privacy: NormPrivacy | None) -> None:
+    """Guard, privacy, joins, leaves, silence and late feedback; stopped and resumed, to the bit."""
+
+    def new() -> Any:
+        guard = Guard(trial_replies=0, largest_probability=0.4, largest_rise=2.0)
+        return build(
+            name, num_clients=12, cohort_size=4, design="fixed_size", guard=guard, privacy=privacy, seed=3
+        )
+
+    def run(sampler: Any, late: list[Any], rounds: range) -> list[Any]:
+        drawn = []
+        for t in rounds:
+            p = sampler.probabilities()
+            cohort = sampler.draw()
+            inclusion = inclusion_probabilities(p, 4)
+            assert len(cohort) == len(set(cohort.clients.tolist())) == 4
+            assert p[cohort.clients].min() > 0.0
+            assert cohort.probabilities == pytest.approx(inclusion[cohort.clients], rel=1e-8)
+            norms = norms_for(cohort)
+            norms[t % 4 :: 3] = np.nan
+            late.append((cohort, norms))
+            if t % 3 == 2:
+                for one in (late.pop(), late.pop(0)):
+                    sampler.observe(*one)
+            if t % 5 == 3:
+                sampler.add_clients([0.3, 0.01])
+                sampler.remove_clients([t])
+            drawn.append(cohort)
+        return drawn
+
+    whole, late = new(), []
+    run(whole, late, range(10))
+    resumed, late_too = new(), list(late)
+    resumed.load_state_dict(whole.state_dict())
+    for one, other in zip(
+        run(whole, late, range(10, 16)), run(resumed, late_too, range(10, 16)), strict=True
+    ):
+        assert same_cohort(one, other)
 
 
 @every_sampler
