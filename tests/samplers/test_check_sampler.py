@@ -285,7 +285,7 @@ BROKEN: list[tuple[type[Sampler], str]] = [
     (TakesNegativeNorms, "negative norms"),
     (TakesInfiniteNorms, "infinite norms"),
     (TakesTooManyNorms, "wrong length"),
-    (LeavesATrace, "state has changed"),
+    (LeavesATrace, "changed the state"),
     (InventsReplies, "without replies"),
     (IgnoresAvailability, "only available clients"),
     (DrawsTheFew, "at most K available"),

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -27,6 +28,8 @@ GLOSSARY = {
     "M": "num_clients",
     "K": "cohort_size",
     "T": "num_rounds",
+    "horizon": "num_rounds",
+    "clients_per_round": "cohort_size",
     "lam": "client_weights",
     "lambda_": "client_weights",
     "weights": "client_weights",
@@ -59,24 +62,37 @@ def named_keywords(call: Callable[Parameters, Result]) -> Callable[Parameters, R
     parameters = inspect.signature(call).parameters
     known = [name for name, p in parameters.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    by_place = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()):
+        by_place = sys.maxsize
 
     @wraps(call)
     def checked(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        if len(args) > by_place:
+            names = [name for name in known if name != "self"][by_place - (known[:1] == ["self"]) :]
+            raise ConfigurationError(
+                f"{_called(call, args)} takes {', '.join(names)} by name, as in {names[0]}=..."
+            )
         if not open_ended and not keywords.keys() <= set(known):
-            called = type(args[0]).__name__ if known[:1] == ["self"] and args else call.__name__
             wrong = next(name for name in keywords if name not in known)
             raise ConfigurationError(
-                unknown_keyword(called, wrong, [name for name in known if name != "self"])
+                unknown_keyword(_called(call, args), wrong, [name for name in known if name != "self"])
             )
         return call(*args, **keywords)
 
     return checked
 
 
+def _called(call: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """The name of the function or, for a constructor, of the class that was called."""
+    return type(args[0]).__name__ if call.__name__ == "__init__" and args else call.__name__
+
+
 def unknown_keyword(called: str, wrong: str, known: Sequence[str]) -> str:
     """The message for the keyword ``wrong`` of ``called``, which takes the keywords ``known``."""
     meant = GLOSSARY.get(wrong)
-    near = [meant] if meant in known else difflib.get_close_matches(wrong, known, n=1)
+    near = [meant] if meant in known else [name for name in known if name.startswith(wrong)]
+    near = near or difflib.get_close_matches(wrong, known, n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
     return f"{called} has no keyword {wrong!r}; {advice}"
 
@@ -94,8 +110,18 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
     return number
 
 
+def real_number(name: str, value: Any) -> float:
+    """``value`` as a float; it may be infinite or nan."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigurationError(f"{name} must be one number, got {_shown(value)}") from None
+
+
 def one_of(name: str, value: Any, words: Sequence[str]) -> None:
     """``value`` must be one of ``words``."""
+    if len(words) == 1 and value != words[0]:
+        raise ConfigurationError(f"{name} must be {words[0]!r}, got {_shown(value)}")
     if not (isinstance(value, str) and value in words):
         raise ConfigurationError(f"{name} must be one of {', '.join(words)}, got {_shown(value)}")
 
@@ -137,7 +163,9 @@ def distribution(name: str, values: ArrayLike, num_clients: int) -> FloatArray:
             f"{name} must be finite and not negative, got {masses[wrong[0]]} for client {wrong[0]}"
         )
     if not abs(masses.sum() - 1.0) <= SUM_TOLERANCE:
-        raise ConfigurationError(f"{name} must sum to one, got a sum of {masses.sum()}")
+        raise ConfigurationError(
+            f"{name} must sum to one, got a sum of {masses.sum()}; divide them by their sum"
+        )
     tiny = np.flatnonzero((masses > 0.0) & (masses < SMALLEST_MASS))
     if len(tiny):
         raise ConfigurationError(
@@ -205,6 +233,7 @@ def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise AvailabilityError(
             f"{name} must be a sequence of client ids (whole numbers), got {ids.dtype} of shape {ids.shape}"
+            + ("; of a mask, take np.flatnonzero(mask)" if ids.dtype.kind == "b" else "")
         )
     ids = ids.astype(np.int64)
     unknown = ids[(ids < 0) | (ids >= num_clients)]

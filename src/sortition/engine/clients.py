@@ -3,8 +3,8 @@
 The table uses open addressing with linear probing over a power of two of places, at most half full. Nothing
 is ever deleted from it.
 
-The roster stores nothing for the clients of its *block*: those who were there at the start, where all had the
-same mass. Each of them has a seat. When one leaves, the client on the last seat takes its seat.
+The roster stores nothing for the clients of its *block*: the initial clients, if all of them have one mass.
+Each of them has a seat. When one leaves, the client on the last seat takes its seat.
 """
 
 from __future__ import annotations
@@ -73,10 +73,6 @@ def _put_all(table: HashPlaces, new_keys: IntArray, new_slots: IntArray) -> None
         put(table, new_keys[i], new_slots[i])
 
 
-def _empty(number: int) -> HashPlaces:
-    return HashPlaces(np.full(number, EMPTY, dtype=np.int64), np.zeros(number, dtype=np.int64))
-
-
 class Table:
     """A hash table that grows.
 
@@ -88,7 +84,7 @@ class Table:
 
     def __init__(self) -> None:
         self.count = 0
-        self.places = _empty(16)
+        self._set_places(16)
 
     def reserve(self, more: int) -> None:
         """Make room for ``more`` keys."""
@@ -97,8 +93,12 @@ class Table:
         if needed <= len(keys):
             return
         held = keys != EMPTY
-        self.places = _empty(1 << (needed - 1).bit_length())
+        self._set_places(1 << (needed - 1).bit_length())
         _put_all(self.places, keys[held], slots[held])
+
+    def _set_places(self, number: int) -> None:
+        self.places = HashPlaces(np.full(number, EMPTY, dtype=np.int64), np.zeros(number, dtype=np.int64))
+        self.fields: Fields = tuple(self.places)
 
     def put_all(self, keys: IntArray, slots: IntArray) -> None:
         """Store the slot of each key; a key that is there already gets the new slot."""
@@ -113,7 +113,7 @@ class Table:
 
     def slots_of(self, keys: IntArray) -> IntArray:
         """The slots of ``keys``, -1 for those that are not there."""
-        return np.asarray(slots_of(tuple(self.places), keys))
+        return np.asarray(slots_of(self.fields, keys))
 
 
 class PriorMasses(NamedTuple):
@@ -233,7 +233,7 @@ class Roster:
         self._initial_masses = masses
         self._moved = Table()  # seat -> client, where the two differ
         self._seat_of = Table()  # client -> seat, likewise
-        self._gone = Table()  # everybody who left
+        self._gone = Table()  # the clients that left
         self._removed: list[int] = []
         self._set_arrays(seats=self.block)
 
@@ -278,7 +278,7 @@ class Roster:
         return self.masses(clients) / self.total
 
     def log_feedback(self, clients: IntArray, norms: FloatArray) -> FloatArray:
-        r"""``core.variance.log_feedback`` of ``clients`` who are there, the roster's shares being lambda.
+        r"""``core.variance.log_feedback`` of ``clients`` that are there, the roster's shares being lambda.
 
         >>> Roster(2, None).log_feedback(np.array([0, 1]), np.array([0.0, 2.0]))
         array([-inf,   0.])
@@ -294,7 +294,7 @@ class Roster:
         return known
 
     def mass_beside(self, clients: IntArray) -> bool:
-        """Whether somebody other than ``clients``, who are there, once each, has a mass."""
+        """Whether a client other than ``clients``, which are there, once each, has a mass."""
         own = clients[clients >= self.block]
         if len(clients) - len(own) < self.seats:
             return True
@@ -353,14 +353,14 @@ class Roster:
         roster = Roster(self._initial_count, self._initial_masses)
         roster.add(joined)
         if not roster.present(left).all() or len(np.unique(left)) != len(left):
-            raise StateError(f"state has {prefix}left_clients who never joined, or who left twice")
+            raise StateError(f"state has {prefix}left_clients that never joined, or one of them twice")
         roster.remove(left)
         return roster
 
     def _set_arrays(self, seats: int) -> None:
         total = seats + self.own.total if self.own.size else float(seats)
         self.arrays = PriorMasses(total, self.block, seats, self._moved.places, self.own.arrays)
-        self.fields = (total, self.block, seats, tuple(self._moved.places), tuple(self.own.arrays))
+        self.fields = (total, self.block, seats, self._moved.fields, tuple(self.own.arrays))
 
     def _leave_seats(self, clients: IntArray) -> int:
         self._moved.reserve(len(clients))

@@ -85,7 +85,7 @@ class FlooredProportional(LogRatioMixture):
 
     def settle(self) -> None:
         """Put every client on its side of the floor, and make all sum to one."""
-        factor = _settle(tuple(self.trees), self.exploration, self.roster.total)
+        factor = _settle(self._tree_fields, self.exploration, self.roster.total)
         self.experts.scales[0] = factor
         self.experts.bases[0] = self.exploration if factor > 0.0 else 1.0
 

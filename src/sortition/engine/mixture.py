@@ -247,20 +247,21 @@ class ExpertMixture(Distribution):
         return weighed
 
     def _fields(self) -> tuple[Fields, Fields, Fields, Fields, Fields]:
-        places, trees, experts = tuple(self._table.places), tuple(self.trees), tuple(self.experts)
-        return self.roster.fields, places, trees, experts, tuple(self._unseen)
+        trees, experts = self._tree_fields, self._expert_fields
+        return self.roster.fields, self._table.fields, trees, experts, tuple(self._unseen)
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The mixed probabilities of ``clients``."""
-        masses, places = self.roster.masses(clients), tuple(self._table.places)
+        masses, places = self.roster.masses(clients), self._table.fields
         return np.asarray(
-            look_up(clients, masses, self.roster.total, places, self.trees.ratios, tuple(self.experts))
+            look_up(clients, masses, self.roster.total, places, self.trees.ratios, self._expert_fields)
         )
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end."""
-        prior, places, trees, experts, unseen = self._fields()
-        return ProbabilityLine(prior, places, trees, experts, unseen[0], tuple(self._unseen_own.arrays))
+        prior, places, trees, experts, _ = self._fields()
+        own = tuple(self._unseen_own.arrays)
+        return ProbabilityLine(prior, places, trees, experts, self._unseen.in_block, own)
 
     def everybody(self) -> FloatArray:
         """The mixed probabilities of all ids: the one call whose cost grows with their number."""
@@ -351,8 +352,8 @@ class ExpertMixture(Distribution):
         """The slots of ``clients``; an unseen client gets a new one."""
         self.reserve(len(clients))
         slots: IntArray
-        places, before = tuple(self._table.places), self.count
-        slots, self.count = see(clients, before, self.roster.fields, places, tuple(self.trees))
+        places, before = self._table.fields, self.count
+        slots, self.count = see(clients, before, self.roster.fields, places, self._tree_fields)
         if self.count > before:
             self._mark_seen(self.trees.clients[before : self.count])
         return slots
@@ -377,7 +378,7 @@ class ExpertMixture(Distribution):
     def set_ratios(self, slots: IntArray, ratios: FloatArray) -> None:
         """Change the ratios of ``slots``, one row a slot."""
         self.trees.ratios[slots] = ratios
-        expert_trees.refresh(tuple(self.trees), slots)
+        expert_trees.refresh(self._tree_fields, slots)
 
     def reserve(self, more: int) -> None:
         """Make room for ``more`` clients; the room doubles."""
@@ -399,10 +400,12 @@ class ExpertMixture(Distribution):
         starts = level_starts(max(len(clients), 1))
         nodes = np.zeros((starts[-1], expert_trees.STATISTICS, ratios.shape[1]))
         self.trees = ExpertTrees(clients, masses, ratios, np.zeros(starts[-1]), nodes, starts)
+        self._tree_fields = tuple(self.trees)
         expert_trees.rebuild(self.trees)
 
     def _set_experts(self, log_weights: FloatArray, scales: FloatArray, bases: FloatArray) -> None:
         self.experts = ExpertArrays(log_weights, scales, bases)
+        self._expert_fields = tuple(self.experts)
 
     # State -------------------------------------------------------------------------------------------
 

@@ -222,10 +222,10 @@ class OSMDExperts(ExpertMixture):
             log_meta_rate,
             self.exploration,
             self.roster.fields,
-            tuple(self._table.places),
+            self._table.fields,
             self.count,
-            tuple(self.trees),
-            tuple(self.experts),
+            self._tree_fields,
+            self._expert_fields,
         )
         if self.count > before:
             self._mark_seen(self.trees.clients[before : self.count])

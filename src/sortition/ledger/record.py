@@ -14,6 +14,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import named_keywords
 from sortition.ledger.encoding import available_of, cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
@@ -251,6 +252,7 @@ def _norms(observed: Event, cohort: Cohort) -> FloatArray:
     return norms
 
 
+@named_keywords
 def read_run(path: str | os.PathLike[str], *, good: bool = False, on_row: OnRow | None = None) -> RunRecord:
     """The run at ``path``, for reading. It may be written at the same time, and is not changed.
 

@@ -20,7 +20,7 @@ import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import CohortError, ConfigurationError, LedgerError, SortitionError, StateError
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import whole_number
+from sortition.core.validation import named_keywords, whole_number
 from sortition.ledger.encoding import Plain, cohort_of, cohort_values, drawn_values, same_cohort, same_norms
 from sortition.ledger.files import SNAPSHOT, RunFiles, run_file, side_directory, sync
 from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
@@ -40,6 +40,7 @@ NEW = "new.db"
 """A new run is written under this name in its side directory, and then moved into place."""
 
 
+@named_keywords
 def open_run(
     path: str | os.PathLike[str], make_sampler: MakeSampler, *, snapshot_every: int = 1000
 ) -> RecordedSampler:

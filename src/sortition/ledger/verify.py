@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
+from sortition.core.validation import named_keywords
 from sortition.ledger.encoding import pack
 from sortition.ledger.files import ATTACHMENT, SNAPSHOT, RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
@@ -28,6 +29,7 @@ class Verified:
     """The class of the sampler."""
 
 
+@named_keywords
 def verify_run(
     path: str | os.PathLike[str],
     make_sampler: MakeSampler | None = None,

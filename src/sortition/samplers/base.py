@@ -6,7 +6,7 @@ import inspect
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,22 @@ NEED_K_CLIENTS = ("without_replacement", "independent")
 """Designs that make no sense with fewer than K clients; with a fixed size, all of them take part then."""
 
 
+KEYWORDS = """What every sampler takes; the class says what is its own.
+
+num_clients: M.
+cohort_size: K, the draws of a round.
+client_weights: lambda, what each client counts for in the aggregate; 1/M each if not given.
+design: how a cohort is drawn from the probabilities.
+    "fixed_size": exactly K distinct clients, the least variance of the four;
+    "with_replacement": K draws, the same client perhaps several times, as in the paper;
+    "without_replacement": K distinct clients, one after another, each from those left;
+    "independent": a coin for each client; K on average, and possibly none.
+seed: of all randomness of a run.
+guard: a Guard against clients that lie about their norms, or None.
+privacy: a NormPrivacy that clips and noises the norms before anything is learnt from them, or None.
+"""
+
+
 class BaseSampler(ABC):
     """Base of the library's samplers: everything but what is learnt.
 
@@ -52,10 +68,7 @@ class BaseSampler(ABC):
     learnt. Its constructor takes every keyword by name, adds its own to ``settings``, and ends in
     ``self._begin()``. For a sampler of your own, ``DenseSampler`` asks for less.
 
-    ``num_clients`` is M and ``cohort_size`` is K, the draws of a round. ``client_weights`` is lambda, what
-    each client counts for in the aggregate; 1/M each if not given. ``design`` says how a cohort is drawn from
-    the probabilities. ``seed`` fixes all randomness of a run. ``guard`` defends against clients that lie
-    about their norms. ``privacy`` clips and noises the norms before anything is learnt from them.
+    ``KEYWORDS`` says what the keywords of every sampler mean.
     """
 
     settings: dict[str, Any]
@@ -68,6 +81,7 @@ class BaseSampler(ABC):
         super().__init_subclass__()
         if "__init__" in cls.__dict__:  # an unknown keyword is an error with the nearest right one
             cls.__init__ = named_keywords(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__.__doc__ = cls.__init__.__doc__ or KEYWORDS  # for help()
 
     def __init__(
         self,
@@ -105,7 +119,7 @@ class BaseSampler(ABC):
         self._latest: Cohort | None = None
         self._identity: int | None = None
         self._begun = False
-        common = {
+        self._common_settings = {
             "num_clients": self._initial_clients,
             "cohort_size": self._cohort_size,
             "client_weights": self._given_weights,
@@ -115,7 +129,7 @@ class BaseSampler(ABC):
             "privacy": privacy,
         }
         keywords = inspect.signature(type(self)).parameters  # a subclass need not take all of them
-        self.settings = {name: value for name, value in common.items() if name in keywords}
+        self.settings = {name: value for name, value in self._common_settings.items() if name in keywords}
 
     # What a sampler has to say -----------------------------------------------------------------------
 
@@ -148,6 +162,11 @@ class BaseSampler(ABC):
     def num_clients(self) -> int:
         """M, the clients that can be drawn."""
         return self._roster.count
+
+    @property
+    def num_ids(self) -> int:
+        """All client ids ever used, those of clients that left included: they are 0 to this less one."""
+        return self._roster.ids
 
     @property
     def cohort_size(self) -> int:
@@ -443,7 +462,8 @@ class BaseSampler(ABC):
             for name, value in self.settings.items()
             if value is not None and name not in hidden
         )
-        return f"<{type(self).__name__}({shown}): {self._round_index} rounds drawn>"
+        rounds = "1 round" if self._round_index == 1 else f"{self._round_index} rounds"
+        return f"<{type(self).__name__}({shown}): {rounds} drawn>"
 
     @property
     def is_new(self) -> bool:
@@ -521,7 +541,8 @@ class BaseSampler(ABC):
 
     def _config(self) -> dict[str, int | float | str]:
         """The settings as a state keeps them: of an array, enough to notice another one."""
-        return {name: _plain(value) for name, value in self.settings.items() if name != "seed"}
+        everything = {**self._common_settings, **self.settings}
+        return {name: _plain(value) for name, value in everything.items() if name != "seed"}
 
     def _set_prior(self, prior: ArrayLike | None) -> None:
         """Start from ``prior`` instead of the uniform distribution."""
@@ -539,10 +560,13 @@ def _plain(value: Any) -> int | float | str:
         return "none"
     if isinstance(value, np.ndarray):
         return f"{len(value)} values, crc32 {zlib.crc32(np.ascontiguousarray(value).data):08x}"
+    if isinstance(value, dict):
+        return repr(sorted(value.items()))
     if isinstance(value, (list, tuple)):
         return " ".join(type(member).__name__ for member in value)
-    if is_dataclass(value):
-        return repr(value)
+    if isinstance(value, (Guard, NormPrivacy)):
+        parts = ", ".join(f"{name}={part!r}" for name, part in asdict(value).items())
+        return f"{type(value).__name__}({parts})"
     plain: int | float | str = value
     return plain
 

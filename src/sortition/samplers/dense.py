@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from sortition.core.designs import Design
 from sortition.core.errors import ConfigurationError
 from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray
+from sortition.core.validation import real_number
 from sortition.engine.fixed import Dense
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import Guard
@@ -63,8 +65,11 @@ class DenseSampler(BaseSampler):
         numbers: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
-        self._starts = dict(per_client or {})
-        self._start_numbers = dict(numbers or {})
+        self._starts = {name: real_number(name, start) for name, start in (per_client or {}).items()}
+        self._start_numbers = {name: real_number(name, start) for name, start in (numbers or {}).items()}
+        taken = inspect.signature(type(self)).parameters  # by a subclass without a constructor of its own
+        own = {"per_client": self._starts, "numbers": self._start_numbers}
+        self.settings |= {name: value for name, value in own.items() if name in taken}
         self._begin()
 
     @abstractmethod
@@ -80,7 +85,9 @@ class DenseSampler(BaseSampler):
         r"""Learn from the clients of ``cohort``, those that replied.
 
         ``contributions`` are :math:`\sqrt{a_m} = \lambda_m \|g_m\|`, aligned with ``cohort.clients``: how
-        long each update is in the aggregate. The best distribution is proportional to them.
+        long each update is in the aggregate. The best distribution is proportional to them. Their unit
+        stays that of the start, where clients join or leave. They may be as large as 1e300: do not square
+        them, or take logarithms.
         ``cohort.weights`` has mean one for every client, so weighted sums over a cohort estimate sums over
         all clients.
         """
@@ -91,21 +98,40 @@ class DenseSampler(BaseSampler):
         self._distribution = self._dense = Dense(self._roster)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        before = {name: values.copy() for name, values in self.per_client.items()}, dict(self.numbers)
+        unit = self._weights.total / self._weights.unit  # that of the start, whoever has joined or left
+        self.update(cohort, unit * np.exp(0.5 * log_feedback))
+        self._check_learnt()
+        self._dense.set(self._checked_masses())
+
+    def observe(self, cohort: Cohort, norms: ArrayLike) -> None:
+        """Learn from the update norms, as every sampler does; an error in ``update`` changes nothing."""
+        before = self.state_dict()
         try:
-            self.update(cohort, np.exp(0.5 * log_feedback))
-            masses = self._checked_masses()
+            super().observe(cohort, norms)
         except Exception:
-            self.per_client, self.numbers = before
+            self.load_state_dict(before)
             raise
-        self._dense.set(masses)
+
+    def _check_learnt(self) -> None:
+        ids = self._roster.ids
+        for name, values in self.per_client.items():
+            if name not in self._starts or np.shape(values) != (ids,):
+                raise ConfigurationError(
+                    f"per_client[{name!r}] must be given to the constructor and keep one entry for each of "
+                    f"the {ids} client ids, got shape {np.shape(values)}"
+                )
+        for name, value in self.numbers.items():
+            if name not in self._start_numbers or np.ndim(value):
+                raise ConfigurationError(
+                    f"numbers[{name!r}] must be given to the constructor and stay one number, got {value!r}"
+                )
 
     def _checked_masses(self) -> FloatArray:
         name = f"{type(self).__name__}.masses()"
-        try:
-            masses = np.array(self.masses(), dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"{name} must return numbers: {error}") from error
+        given = np.asarray(self.masses())
+        if given.dtype.kind not in "iuf":
+            raise ConfigurationError(f"{name} must return real numbers, got {given.dtype}")
+        masses = given.astype(np.float64)
         if masses.shape != (self._roster.ids,):
             raise ConfigurationError(
                 f"{name} must return one mass for each of the {self._roster.ids} client ids, "
@@ -117,12 +143,14 @@ class DenseSampler(BaseSampler):
             raise ConfigurationError(
                 f"{name} must be finite and not negative, got {masses[wrong[0]]} for client {wrong[0]}"
             )
+        masses = masses / max(float(masses.max()), np.finfo(float).tiny)
         missing = np.flatnonzero((masses == 0.0) & (self.client_weights() > 0.0))
         if len(missing):
             raise ConfigurationError(
-                f"{name} must be above 0 for every client with a weight, got 0 for client {missing[0]}"
+                f"{name} must be above 0 for every client with a weight, got 0, or next to nothing, "
+                f"for client {missing[0]}"
             )
-        return np.asarray(masses / masses.max())
+        return masses
 
     def _membership_changed(self, weight_factor: float) -> None:
         for name, start in self._starts.items():

@@ -336,7 +336,10 @@ def default_sampler(
 ) -> EmpiricalBayesSampler:
     """The best sampler that we know of, with nothing to tune: ``EmpiricalBayesSampler``.
 
-    It draws K distinct clients in each round (``design="fixed_size"``), or all if there are no more than K.
+    It draws ``cohort_size`` distinct clients in each round (``design="fixed_size"``), or all if there are no
+    more. ``client_weights`` is what each client counts for in the aggregate, such as its share of the data;
+    equal if not given. ``seed`` fixes all randomness of a run. ``guard`` defends against clients that lie
+    about their norms. ``privacy`` clips and noises the norms before anything is learnt from them.
 
     >>> default_sampler(100, 5).draw().cohort_size
     5

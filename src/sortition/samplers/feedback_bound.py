@@ -11,7 +11,7 @@ from sortition.core.state import count, number
 from sortition.core.types import FloatArray
 from sortition.core.validation import positive_number
 
-FURTHEST_LOG = 3000.0
+LARGEST_LOG_FEEDBACK = 3000.0
 """No feedback that is made of doubles has a logarithm further from 0."""
 LARGEST_EXPONENT = 709.0
 """exp of more is no double."""
@@ -91,8 +91,12 @@ class FeedbackBound:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``state`` gave."""
         given = self.given is not None
-        first = number(state, "log_first_bound", least=-FURTHEST_LOG, most=FURTHEST_LOG, nan=not given)
+        first = number(
+            state, "log_first_bound", least=-LARGEST_LOG_FEEDBACK, most=LARGEST_LOG_FEEDBACK, nan=not given
+        )
         known = not math.isnan(first)
-        log = number(state, "log_feedback_bound", least=-FURTHEST_LOG, most=FURTHEST_LOG, nan=not known)
+        log = number(
+            state, "log_feedback_bound", least=-LARGEST_LOG_FEEDBACK, most=LARGEST_LOG_FEEDBACK, nan=not known
+        )
         self.learnt_rounds = count(state, "learnt_rounds")
         self.log, self._log_first = log, first

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -38,22 +38,32 @@ LONGEST_TRIAL = 5000
 """Older norms are forgotten: with a longer trial the first replies would be judged by later ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Guard:
-    """The defences of a sampler: see the top of this file. ``guard=None`` is the paper to the letter.
+    """The defences of a sampler against clients that lie about their norms.
+
+    ``guard=None`` is the paper to the letter.
 
     ``Guard(outliers_share=0.2, clip_factor=20)`` leaves less to liars, and costs more where a few honest
     clients have very large norms: ``docs/hostile-clients.md`` has the figures.
     """
 
     clip_factor: float = 100.0
+    """A norm is clipped at this multiple of the ninth decile of recent norms, or at ``fence``."""
     fence: float = 4.0
+    """The same in distances of that decile from the median, in logarithms; the higher of the two counts."""
     largest_rise: float = 10.0
+    """The factor by which a client's probability may rise between two draws."""
     largest_probability: float = 1.0
+    """No probability exceeds this."""
     outlier_factor: float = 5.0
+    """Above this multiple of the ninth decile, or ``outlier_fence``, a client is an outlier."""
     outlier_fence: float = 1.0
+    """As ``fence``, for outliers."""
     outliers_share: float = 0.5
+    """What all outliers together may hold of the distribution."""
     trial_replies: int = 50
+    """The first replies, which are judged when there are more."""
 
     def __post_init__(self) -> None:
         numbers = {
@@ -64,6 +74,10 @@ class Guard:
         }
         for name, value in numbers.items():
             object.__setattr__(self, name, value)  # 100 and 100.0 are one setting
+
+    def __repr__(self) -> str:
+        changed = (f.name for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Guard({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
 
 Guard.__init__ = named_keywords(Guard.__init__)  # type: ignore[method-assign]

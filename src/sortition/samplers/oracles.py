@@ -33,6 +33,8 @@ class OptimalSampler(BaseSampler):
     array([0.125, 0.25 , 0.625])
     """
 
+    _dense: Dense
+
     def __init__(
         self,
         *,
@@ -49,7 +51,11 @@ class OptimalSampler(BaseSampler):
         self._begin()
 
     def _begin(self) -> None:
+        """What was revealed stays: there is nothing learnt to be forgotten."""
+        revealed = self._dense.masses if hasattr(self, "_dense") else None
         self._distribution = self._dense = Dense(self._roster)
+        if revealed is not None and len(revealed) == self._roster.ids:
+            self._dense.set(revealed)
         self._lambda: FloatArray | None = None  # of everybody, until somebody joins or leaves
 
     def reveal(self, norms: ArrayLike) -> None:

@@ -133,7 +133,8 @@ class AdaptiveOSMDSampler(BaseSampler):
             "feedback_bound": self._bound.given,
             "rate_scale": self._rate_scale,
         }
-        self._rates: tuple[Hashable, FloatArray, float] = (None, np.zeros(0), 0.0)
+        self._rates_for: Hashable = None  # what the rates below were computed for
+        self._log_expert_rates, self._log_meta_rate = np.zeros(0), 0.0
         self._begin()
 
     def _begin(self) -> None:
@@ -154,14 +155,15 @@ class AdaptiveOSMDSampler(BaseSampler):
         """Logarithms of the experts' rates and of the meta rate, for the bound and the clients there are."""
         horizon = self._horizon()
         key = (horizon, self.num_clients, self._bound.log)
-        if self._rates[0] != key:
+        if self._rates_for != key:
             setting = (self.num_clients, self._cohort_size, horizon, self._exploration)
             rates = expert_rates(*setting, 1.0, self._num_experts())
             with np.errstate(divide="ignore"):  # one client: nothing to learn, a rate of 0
                 logs = np.log(rates)
             log_meta = math.log(meta_rate(*setting, feedback_bound=1.0)) - 0.5 * self._bound.log
-            self._rates = (key, logs + math.log(self._rate_scale) - self._bound.log, log_meta)
-        return self._rates[1:]
+            self._log_expert_rates = logs + math.log(self._rate_scale) - self._bound.log
+            self._log_meta_rate, self._rates_for = log_meta, key
+        return self._log_expert_rates, self._log_meta_rate
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         if not self._bound.known_from(log_feedback):
@@ -239,6 +241,7 @@ class DoublingOSMDSampler(AdaptiveOSMDSampler):
         guard: Guard | None = None,
         privacy: NormPrivacy | None = None,
     ) -> None:
+        # not the constructor of Adaptive-OSMD: there is no num_rounds
         BaseSampler.__init__(self, num_clients, cohort_size, client_weights, design, seed, guard, privacy)
         one_of("restart", restart, ("mixture", "prior"))
         self._restart = restart

@@ -32,8 +32,8 @@ class NormPrivacy:
     """Clip norms at ``norm_bound`` and add noise of ``noise_multiplier`` times that.
 
     The noise comes from the operating system's entropy at the start of a run. ``fresh_noise=False`` takes it
-    from the sampler's seed instead, so that a run can be repeated; whoever knows the seed can then subtract
-    the noise, and nothing is private from them.
+    from the sampler's seed instead, so that a run can be repeated. Anybody who knows the seed can then
+    subtract the noise.
     """
 
     norm_bound: float

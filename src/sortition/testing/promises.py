@@ -12,6 +12,8 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import SortitionError
 from sortition.core.protocols import Sampler
+from sortition.core.validation import named_keywords
+from sortition.samplers.base import BaseSampler
 
 Make: TypeAlias = Callable[[int], Sampler]
 BeforeDraw: TypeAlias = Callable[[Any], None]
@@ -21,6 +23,7 @@ DRAWS = 2000
 STANDARD_ERRORS = 6.0
 
 
+@named_keywords
 def check_sampler(make: Make, *, floor: float = 0.0, before_draw: BeforeDraw | None = None) -> None:
     """Check every promise of the sampler that ``make(seed)`` builds; an AssertionError says which one broke.
 
@@ -44,7 +47,20 @@ def check_sampler(make: Make, *, floor: float = 0.0, before_draw: BeforeDraw | N
         _rejects_bad_input,
         _can_be_built_again,
     ):
-        promise(make, floor, prepare)
+        _check(promise, make, floor, prepare)
+    if before_draw is None:
+        _check(_lets_clients_join_and_leave, make, floor, prepare)
+
+
+def _check(promise: Callable[[Make, float, BeforeDraw], None], *arguments: Any) -> None:
+    """Run one check; an error of the sampler is a broken promise, too."""
+    try:
+        promise(*arguments)
+    except AssertionError:
+        raise
+    except Exception as error:
+        doing = promise.__name__.strip("_").replace("_", " ")
+        raise AssertionError(f"the promise {doing!r} broke: {type(error).__name__}: {error}") from error
 
 
 def feedback_of(cohort: Cohort, num_clients: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -84,8 +100,7 @@ def _is_a_distribution(make: Make, floor: float, prepare: BeforeDraw) -> None:
 def _assert_distribution(sampler: Sampler, floor: float) -> None:
     p = sampler.probabilities()
     assert p.shape == (sampler.num_clients,), f"one probability a client, got shape {p.shape}"
-    assert np.all(np.isfinite(p)), f"probabilities must be finite, got {p}"
-    assert abs(p.sum() - 1.0) < 1e-9, f"probabilities must sum to one, got {p.sum()!r}"
+    _assert_sums_to_one(sampler)
     assert p.min() >= floor * (1.0 - 1e-9), f"probabilities must be at least {floor}, got {p.min()!r}"
 
 
@@ -254,20 +269,26 @@ def _rejects_bad_input(make: Make, floor: float, prepare: BeforeDraw) -> None:
         _refuses(call, what)
         after = sampler.state_dict()
         assert before.keys() == after.keys() and all(
-            np.array_equal(before[name], after[name], equal_nan=isinstance(before[name], float))
+            np.array_equal(before[name], after[name], equal_nan=np.asarray(before[name]).dtype.kind == "f")
             for name in before
-        ), f"{what} was refused, but the state has changed"
+        ), f"refusing {what} has changed the state"
     sampler.observe(cohort, np.ones(size))  # it still awaits its feedback
 
 
 def _can_be_built_again(make: Make, floor: float, prepare: BeforeDraw) -> None:
-    """For samplers with ``settings``: they are the constructor's keywords, and build the same sampler."""
+    """For samplers on the library's base: settings are the constructor's keywords, and build it again."""
     sampler: Any = make(11)
-    settings = getattr(sampler, "settings", None)
-    if settings is None or any(isinstance(value, list) for value in settings.values()):
+    if not isinstance(sampler, BaseSampler):
+        return
+    settings = sampler.settings
+    if any(isinstance(value, list) for value in settings.values()):
         return  # a sampler of other samplers would share them with the one that is built again
     kind = type(sampler)
-    keywords = set(inspect.signature(kind).parameters)
+    parameters = inspect.signature(kind).parameters
+    assert not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters.values()), (
+        f"{kind.__name__} must write its keywords out, since **keywords can't be recorded"
+    )
+    keywords = set(parameters)
     assert settings.keys() == keywords, (
         f"settings must hold every keyword of {kind.__name__} and no other: write "
         f"`self.settings |= {{...}}` in its constructor; they differ in {sorted(settings.keys() ^ keywords)}"
@@ -275,6 +296,39 @@ def _can_be_built_again(make: Make, floor: float, prepare: BeforeDraw) -> None:
     again = kind(**settings)
     for one, other in zip(_train(sampler, ROUNDS, prepare), _train(again, ROUNDS, prepare), strict=True):
         assert _same_cohort(one, other), "type(sampler)(**sampler.settings) must build the same sampler"
+
+
+def _lets_clients_join_and_leave(make: Make, floor: float, prepare: BeforeDraw) -> None:
+    """For samplers with ``add_clients`` and ``remove_clients``; they must have K + 2 clients."""
+    sampler: Any = make(12)
+    if not (hasattr(sampler, "add_clients") and hasattr(sampler, "remove_clients")):
+        return
+    _train(sampler, ROUNDS, prepare)
+    clients = sampler.num_clients
+    p = sampler.probabilities()
+    if clients > sampler.cohort_size + 1 and np.count_nonzero(p) > sampler.cohort_size + 1:
+        leaving = int(np.argmin(p))
+        sampler.remove_clients([leaving])
+        assert sampler.num_clients == clients - 1, "num_clients must not count a client that has left"
+        _assert_sums_to_one(sampler)
+        assert sampler.probabilities([leaving])[0] == 0.0, "a client that has left has probability 0"
+    newcomers = sampler.add_clients(2)
+    assert np.array_equal(newcomers, np.arange(clients, clients + 2)), "newcomers get the next ids"
+    for _ in range(ROUNDS):
+        cohort = sampler.draw()
+        sampler.observe(cohort, feedback_of(cohort, clients + 2))
+        _assert_sums_to_one(sampler)
+    restored: Any = make(13)
+    restored.load_state_dict(sampler.state_dict())
+    assert np.array_equal(restored.probabilities(), sampler.probabilities()), (
+        "a state must hold the clients that joined and left"
+    )
+
+
+def _assert_sums_to_one(sampler: Sampler) -> None:
+    p = sampler.probabilities()
+    assert np.all(np.isfinite(p)), f"probabilities must be finite, got {p}"
+    assert abs(p.sum() - 1.0) < 1e-9, f"probabilities must sum to one, got {p.sum()!r}"
 
 
 def _refuses(call: Callable[[], object], what: str) -> None:
