@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,24 @@ def test_the_aggregate_is_unbiased_whatever_the_memory_holds(
         memory.load_state_dict(state)
         mean += probability * memory.combine(cohort, updates[cohort.clients], weights[cohort.clients])[0]
     assert mean == pytest.approx(weights @ updates, abs=1e-9)
+
+
+@settings(max_examples=10)
+@given(p=simplex(3), weights=simplex(M), past=vectors(M, D), updates=vectors(M, D))
+def test_with_some_clients_available_it_is_unbiased_for_these(
+    p: Any, weights: Any, past: Any, updates: Any
+) -> None:
+    """Client 2 is remembered and offline: neither its update nor its memory counts."""
+    here = np.array([0, 1, 3])
+    memory = filled(past, weights)
+    state = memory.state_dict()
+    mean = np.zeros(D)
+    for probability, drawn in cohorts("fixed_size", p, 2):
+        cohort = replace(drawn, clients=here[drawn.clients])
+        memory.load_state_dict(state)
+        of_cohort = weights[cohort.clients]
+        mean += probability * memory.combine(cohort, updates[cohort.clients], of_cohort, here)[0]
+    assert mean == pytest.approx(weights[here] @ updates[here], abs=1e-9)
 
 
 def test_norms_are_those_of_the_residuals() -> None:

@@ -102,7 +102,7 @@ class Memory:
         """b of the next round."""
         if self._denominator <= 0.0:
             return 0.0
-        return min(max(self._numerator / self._denominator, 0.0), 1.0)
+        return float(min(max(self._numerator / self._denominator, 0.0), 1.0))
 
     @property
     def clients_remembered(self) -> int:
@@ -117,12 +117,18 @@ class Memory:
         return np.array(self._rows[slot], dtype=np.float64)
 
     def combine(
-        self, cohort: Cohort, updates: Updates, client_weights: WeightsOf | ArrayLike
+        self,
+        cohort: Cohort,
+        updates: Updates,
+        client_weights: WeightsOf | ArrayLike,
+        available: ArrayLike | None = None,
     ) -> tuple[FloatArray, FloatArray]:
         """The aggregate, and the norms of the residuals for ``sampler.observe``; then remember the updates.
 
         ``client_weights`` tells lambda of client ids, as ``sampler.client_weights`` does. Where nobody joins
-        or leaves, an array aligned with the cohort will do. On an error nothing has changed.
+        or leaves, an array aligned with the cohort will do. ``available`` are the clients that the cohort was
+        drawn from, if not from everybody: the aggregate is then that of the available clients, and what is
+        remembered of the others is left out. On an error nothing has changed.
         """
         vectors = self._checked(updates, len(cohort))
         weights = self._weights_of(cohort, client_weights)
@@ -130,7 +136,7 @@ class Memory:
         if callable(client_weights):
             self._follow(client_weights)
         heard, b = cohort.replied(replied), self.coefficient
-        aggregate, norms = b * self._sum, np.full(len(cohort), np.nan)
+        aggregate, norms = b * self._sum_of(available), np.full(len(cohort), np.nan)
         numerator = denominator = 0.0
         remembered: list[tuple[int, float, FloatArray]] = []
         places = np.flatnonzero(replied)
@@ -157,6 +163,15 @@ class Memory:
         return aggregate, norms
 
     # Details -----------------------------------------------------------------------------------------
+
+    def _sum_of(self, available: ArrayLike | None) -> FloatArray:
+        """sum lambda_m y_m over the ``available`` clients."""
+        if available is None:
+            return self._sum
+        absent = self._slots.keys() - set(np.asarray(available).tolist())
+        slots = np.array([self._slots[client] for client in sorted(absent)], dtype=np.int64)
+        left_out: FloatArray = self._lambda[slots] @ self._rows[slots].astype(np.float64)
+        return self._sum - left_out
 
     def _checked(self, updates: Updates, size: int) -> list[FloatArray | None]:
         """One vector for each client of the cohort, or None for no reply."""
