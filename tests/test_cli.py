@@ -31,7 +31,7 @@ def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=120,
+        timeout=600,
         check=False,
     )
 
@@ -114,7 +114,7 @@ class TestImports:
             [sys.executable, "-c", program, *command, str(run)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         assert result.returncode == 0, result.stderr

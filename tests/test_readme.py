@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sortition import UniformSampler
 from sortition.lab.reproduce.figures import FIGURES
+from sortition.testing import check_sampler
 
 README = Path(__file__).parent.parent / "README.md"
 SERVER = README.parent / "docs" / "server.md"
@@ -120,3 +122,15 @@ def test_every_published_digit_is_met_with_the_authors_random_numbers() -> None:
     table = rows(REPRODUCTION, "published")
     assert len(table) == 22
     assert [row[4] for row in table] == [row[5] for row in table]
+
+
+@pytest.mark.parametrize(("num_clients", "cohort_size"), [(8, 3), (20, 2)])
+def test_the_sampler_of_one_s_own_keeps_every_promise(num_clients: int, cohort_size: int) -> None:
+    """Also with clients that were never seen when the check ends."""
+    text = (SERVER.parent / "own-sampler.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "own-sampler.md", "exec"), names)
+    check_sampler(
+        lambda seed: names["LastUpdate"](num_clients=num_clients, cohort_size=cohort_size, seed=seed)
+    )

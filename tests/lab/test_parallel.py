@@ -14,7 +14,7 @@ import pytest
 from sortition.core.errors import WorkerError
 from sortition.lab.parallel import Tick, run_tasks
 
-GIVE_UP_SECONDS = 60.0
+GIVE_UP_SECONDS = 600.0
 
 
 def work_for_ever(directory: Path, tick: Tick) -> None:

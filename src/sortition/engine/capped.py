@@ -14,7 +14,7 @@ import numpy as np
 
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.drawing import Distribution
-from sortition.engine.pivotal import ProbabilityLine
+from sortition.engine.pivotal import ProbabilityLine, line_of_vector
 
 LARGEST_SCALE = 64.0
 """Beyond this scale hardly a draw is kept: draw from the vector of all probabilities instead."""
@@ -76,6 +76,8 @@ class Capped(Distribution):
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end: those of ``inner``, scaled, except where a ceiling binds."""
+        if self._cap < 1.0 and self.block_probability() > self._cap:  # it binds for clients without a slot
+            return line_of_vector(self.everybody())
         inner = self._inner.line()
         clients = self._clients
         if self._cap < 1.0:

@@ -315,14 +315,18 @@ def draw_fixed_size(
     line = _segments(prior, places, trees, experts, in_block, own, scale)
     nothing = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
 
+    total = line.seen + line.in_own + line.unseen_ratio * line.in_block  # one, up to rounding
+    for i in range(listed.size):
+        total += listed_probabilities[i] - _span_of(line, listed[i])[1]
+
     # c with the sum of min(1, c p) = K, and the clients with c p >= 1
-    c = float(size)
+    c = size / total
     while True:
         if line.in_block and c * line.unseen_ratio >= 1.0:
             return False, nothing
         certain = _at_least(line, 1.0 / c, listed)
         certain_listed = np.flatnonzero(c * listed_probabilities >= 1.0)
-        left = 1.0 - listed_probabilities[certain_listed].sum()
+        left = total - listed_probabilities[certain_listed].sum()
         for client in certain:
             left -= _span_of(line, client)[1]
         number = certain.size + certain_listed.size

@@ -150,6 +150,10 @@ class RecordedSampler:
         self._snapshot_at, self._snapshot_round = -1, 0
         self._current()
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else repr(self._current().sampler)
+        return f"<RecordedSampler of {self._store.path}: {state}>"
+
     # The protocol of samplers -------------------------------------------------------------------------
 
     @property
