@@ -26,6 +26,7 @@ from sortition.lab.arena.environments import (
 )
 from sortition.lab.arena.tournament import Variance, judge, replay, run_closed_loop, run_replay
 from sortition.lab.arena.traces import GeneratedNorms, Trace
+from sortition.lab.arena.vectors import VECTOR_ENVIRONMENTS
 from sortition.lab.contestants import CONTESTANTS, find_contestant
 from sortition.lab.problems.softmax import gaussian_federation
 from sortition.lab.reports.standings import arena_json, arena_table, closed_loop_table, heat_map, standings
@@ -344,7 +345,10 @@ def test_a_factory_of_something_else_is_one_line(tmp_path, monkeypatch):
 def test_all_environments_can_be_listed():
     result = invoke("arena", "--list")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == list(ENVIRONMENTS)
+    assert [line.split()[0] for line in result.stdout.splitlines()] == [
+        *ENVIRONMENTS,
+        *VECTOR_ENVIRONMENTS,
+    ]
 
 
 @pytest.mark.parametrize(

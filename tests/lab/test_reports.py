@@ -37,6 +37,7 @@ def comparison() -> Comparison:
         num_rounds=700,
         repeats=3,
         design="with_replacement",
+        memory=False,
         seed=0,
         target_loss=0.4321,
         rows=(

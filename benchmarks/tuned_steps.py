@@ -1,0 +1,174 @@
+"""Rounds to the same loss with step sizes tuned for each method: designs, memory and full participation.
+
+    python benchmarks/tuned_steps.py [--environments A,B] [--seeds 10] [--jobs 2] [--out FILE]
+
+Federations of the arena with vectors (300 clients), the default sampler. A method's step size is the one of
+``STEPS`` with the fewest rounds to the target on three even seeds; the table is made on odd ones. The target
+is the loss of draws with replacement, at their own best step, after 80% of the rounds. Curves are means over
+the seeds, and over the last five rounds. Brackets are 90% intervals over the seeds (bootstrap; the target is
+taken anew for each sample). Below the table: the same at one small step for all methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from sortition import EmpiricalBayesSampler, Memory
+from sortition.cli.options import RoundsProgress
+from sortition.core.types import FloatArray
+from sortition.lab.algorithms import FedSGD
+from sortition.lab.arena.environments import seeds_of
+from sortition.lab.arena.tournament import TARGET_SHARE, rounds_to
+from sortition.lab.arena.vectors import VECTOR_ENVIRONMENTS
+from sortition.lab.parallel import Tick, run_tasks
+from sortition.lab.training import training_rounds
+
+STEPS = (0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0)
+SMALL_STEP = 0.1
+SHARES = (0.01, 0.05, 0.1)
+BASE, FULL = "with_replacement", "full participation"
+METHODS = (BASE, "fixed_size", "fixed_size + memory", FULL)
+TUNING_SEEDS = 3
+WINDOW = 5
+SAMPLES = 1000
+
+
+def train(
+    environment: str, method: str, share: float, step: float, seed: int, num_rounds: int, tick: Tick
+) -> FloatArray:
+    """The training loss after each round."""
+    problem = VECTOR_ENVIRONMENTS[environment].make_problem(seed=seed)
+    clients = problem.num_clients
+    sampler = EmpiricalBayesSampler(
+        num_clients=clients,
+        cohort_size=clients if method == FULL else round(share * clients),
+        client_weights=problem.client_weights,
+        design="with_replacement" if method == BASE else "fixed_size",
+        seed=seed,
+    )
+    memory = None
+    if method.endswith("memory"):
+        memory = Memory(num_parameters=problem.initial_model().size, num_clients=clients)
+    losses = np.empty(num_rounds)
+    for done in training_rounds(sampler, problem, FedSGD(step, memory), num_rounds, measure_every=0):
+        losses[done.index] = problem.loss(done.state)
+        tick()
+    return losses
+
+
+def curve(losses: FloatArray) -> FloatArray:
+    """Mean over seeds and the last rounds; what is no number counts as infinite."""
+    mean = np.nan_to_num(losses.mean(axis=0), nan=np.inf)
+    return np.array([mean[max(0, end - WINDOW) : end].mean() for end in range(1, len(mean) + 1)])
+
+
+def target_of(losses: FloatArray) -> float:
+    """The loss after 80% of the rounds."""
+    return float(curve(losses)[round(TARGET_SHARE * losses.shape[1]) - 1])
+
+
+def needed(losses: FloatArray, target: float) -> float:
+    """Rounds to the target; infinite if it is not reached."""
+    return rounds_to(curve(losses), target) or np.inf
+
+
+def interval(losses: FloatArray, base: FloatArray) -> tuple[float, float]:
+    """Of the rounds to the base's loss, by resampling the seeds of both together."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(SAMPLES):
+        chosen = rng.integers(len(losses), size=len(losses))
+        found.append(needed(losses[chosen], target_of(base[chosen])))
+    low, high = np.quantile(found, (0.05, 0.95), method="nearest")
+    return float(low), float(high)
+
+
+def shown(rounds: float) -> str:
+    """A number of rounds, or that it was not reached."""
+    return "never" if rounds == np.inf else f"{rounds:.0f}"
+
+
+def main() -> None:
+    """Tune, report and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--environments", default="sgd-digits,fedavg-digits,sgd-generated,fedavg-generated")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rounds, stored = options.rounds, []
+
+    def train_all(
+        environment: str, cells: list[tuple[str, float, float]], seeds: list[int]
+    ) -> list[FloatArray]:
+        """The curves of each (method, share, step), seeds by rounds; full participation is run once."""
+        keys = [(method, 0.0 if method == FULL else share, step) for method, share, step in cells]
+        distinct = list(dict.fromkeys(keys))
+        tasks = [partial(train, environment, *key, seed, rounds) for key in distinct for seed in seeds]
+        with RoundsProgress(total=len(tasks) * rounds) as progress, np.errstate(all="ignore"):
+            runs = run_tasks(tasks, options.jobs, progress.advance_to)
+        by_key = {
+            key: np.stack(runs[place * len(seeds) : (place + 1) * len(seeds)])
+            for place, key in enumerate(distinct)
+        }
+        return [by_key[key] for key in keys]
+
+    print("| environment | K/M | " + " | ".join(METHODS) + " |")
+    print("|---" * (2 + len(METHODS)) + "|")
+    for environment in options.environments.split(","):
+        grid = [(method, share, step) for share in SHARES for method in METHODS for step in STEPS]
+        tuned = dict(zip(grid, train_all(environment, grid, seeds_of("tune", TUNING_SEEDS)), strict=True))
+        chosen: dict[tuple[str, float], float] = {}
+        for share in SHARES:
+            target = min(target_of(tuned[BASE, share, step]) for step in STEPS)
+            for method in METHODS:
+                chosen[method, share] = min(
+                    STEPS,
+                    key=lambda step: (
+                        needed(tuned[method, share, step], target),
+                        curve(tuned[method, share, step])[-1],
+                    ),
+                )
+        cells = [(method, share, chosen[method, share]) for share in SHARES for method in METHODS]
+        small = [(method, share, SMALL_STEP) for share in SHARES for method in METHODS]
+        runs = train_all(environment, cells + small, seeds_of("report", options.seeds))
+        for label, some, losses in (("", cells, runs[: len(cells)]), (" small", small, runs[len(cells) :])):
+            of_cell = dict(zip([cell[:2] for cell in some], losses, strict=True))
+            for share in SHARES:
+                base = of_cell[BASE, share]
+                texts = []
+                for method in METHODS:
+                    own = of_cell[method, share]
+                    step = SMALL_STEP if label else chosen[method, share]
+                    count, (low, high) = needed(own, target_of(base)), interval(own, base)
+                    texts.append(f"{shown(count)} [{shown(low)}, {shown(high)}] at {step:g}")
+                    stored.append(
+                        {
+                            "environment": environment,
+                            "share": share,
+                            "method": method,
+                            "step": step,
+                            "target": target_of(base),
+                            "rounds": shown(count),
+                            "interval": [shown(low), shown(high)],
+                            "final_losses": curve_ends(own),
+                        }
+                    )
+                print(f"| {environment}{label} | {share:.0%} | " + " | ".join(texts) + " |", flush=True)
+    if options.out is not None:
+        options.out.write_text(json.dumps(stored, indent=1) + "\n")
+
+
+def curve_ends(losses: FloatArray) -> list[float | None]:
+    """The final loss of each seed; None where it is no number."""
+    return [float(end) if np.isfinite(end) else None for end in losses[:, -WINDOW:].mean(axis=1)]
+
+
+if __name__ == "__main__":
+    main()
