@@ -150,7 +150,7 @@ def draw_fixed_size(probabilities: FloatArray, cohort_size: int, generator: np.r
     :math:`a + b` and the other is out; otherwise one is in and the other keeps :math:`a + b - 1`. The winner
     is drawn so that nobody's expectation changes. Neighbours are rarely drawn together, so the variance of
     the aggregate is at most that of draws with replacement, whatever the updates are (Chauvet and
-    Ruiz-Gazen 2017, where no client is certain).
+    Ruiz-Gazen 2017; with certain clients it is at most K / c times that, by the same theorem).
 
     >>> draw_fixed_size(np.array([0.7, 0.2, 0.1]), 2, np.random.default_rng(0))[2]
     array([1.        , 0.66666667])

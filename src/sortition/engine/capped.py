@@ -76,7 +76,10 @@ class Capped(Distribution):
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end: those of ``inner``, scaled, except where a ceiling binds."""
-        if self._cap < 1.0 and self.block_probability() > self._cap:  # it binds for clients without a slot
+        in_block = self._cap < 1.0 and MARGIN * self.block_probability() > self._cap
+        if (
+            in_block or self.scale > LARGEST_SCALE
+        ):  # the cap may bind for clients that ``heavy`` does not find
             return line_of_vector(self.everybody())
         inner = self._inner.line()
         clients = self._clients
@@ -148,7 +151,7 @@ class Capped(Distribution):
         ceilings[self._clients] = self._ceilings
         possible = p > 0.0
         room = float(ceilings[possible].sum())
-        if room <= 1.0:
+        if room <= 1.0 + 1e-12:
             self._ceilings = self._ceilings / room
             self._cap = min(1.0, self._cap / room)
             return float(np.max(ceilings[possible] / p[possible]) / room * (1.0 + 1e-9))
