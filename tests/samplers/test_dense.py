@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from sortition import (
     EmpiricalBayesSampler,
     Guard,
     NormPrivacy,
+    OptimalClientSampler,
+    OptimalSampler,
     PortfolioSampler,
     StateError,
 )
 from sortition.core.designs import DESIGNS, Design
 from sortition.core.types import FloatArray
+from sortition.ledger import open_run, verify_run
 from sortition.testing import check_sampler
 from tests.helpers import norms_for, same_cohort, same_state, train
 
@@ -254,3 +258,127 @@ def test_both_methods_must_be_implemented() -> None:
 
     with pytest.raises(TypeError, match="update"):
         Half(num_clients=3, cohort_size=1)  # type: ignore[abstract]
+
+
+class Breaks(MeanContribution):
+    """Its masses are wrong in one round."""
+
+    wrong_in = 4.0
+
+    def masses(self) -> FloatArray:
+        return np.full(self.num_ids, 0.0 if self.numbers["rounds"] == self.wrong_in else 1.0)
+
+
+@pytest.mark.parametrize("defence", [{}, {"guard": GUARD}, {"privacy": PRIVACY}])
+def test_an_error_in_its_own_code_changes_nothing(defence: dict[str, Any]) -> None:
+    """Neither what was learnt, nor the guard's memory, nor the account of privacy."""
+    sampler = Breaks(num_clients=M, cohort_size=K, **defence)
+    train(sampler, 3)
+    cohort = sampler.draw()
+    before = sampler.state_dict()
+    with pytest.raises(ConfigurationError, match="masses"):
+        sampler.observe(cohort, norms_for(cohort))
+    assert same_state(before, sampler.state_dict())
+    sampler.wrong_in = -1.0
+    sampler.observe(cohort, norms_for(cohort))  # it still awaits its feedback
+
+
+def test_a_record_stays_true_after_such_an_error(tmp_path: Path) -> None:
+    def make() -> Breaks:
+        return Breaks(num_clients=M, cohort_size=K, guard=GUARD)
+
+    with open_run(tmp_path / "run.db", make, snapshot_every=5) as run:
+        for turn in range(12):
+            cohort = run.draw()
+            if turn == 3:
+                with pytest.raises(ConfigurationError, match="masses"):
+                    run.observe(cohort, norms_for(cohort))
+                run.sampler.wrong_in = -1.0
+            run.observe(cohort, norms_for(cohort))
+
+    def rebuild() -> Breaks:
+        sampler = make()
+        sampler.wrong_in = -1.0
+        return sampler
+
+    assert verify_run(tmp_path / "run.db", rebuild).rounds == 12
+
+
+def test_contributions_stay_in_one_unit_when_clients_leave() -> None:
+    """All clients send the same: one heard after others have left is no heavier than one heard before."""
+    sampler = MeanContribution(num_clients=20, cohort_size=10, least=0.0)
+    for start in (0, 10):
+        cohort = sampler.draw(np.arange(start, start + 10))
+        sampler.observe(cohort, np.ones(10))
+    sampler.remove_clients(np.arange(16))
+    cohort = sampler.draw([16, 17])
+    sampler.observe(cohort, np.ones(2))
+    assert sampler.probabilities()[16:] == pytest.approx(np.full(4, 0.25))
+
+
+class Plain(DenseSampler):
+    """Two methods, and no constructor."""
+
+    def masses(self) -> FloatArray:
+        return np.ones(self.num_ids)
+
+    def update(self, cohort: Cohort, contributions: FloatArray) -> None:
+        """Learns nothing."""
+
+
+def test_two_methods_are_enough() -> None:
+    check_sampler(lambda seed: Plain(num_clients=6, cohort_size=2, seed=seed))
+
+
+def test_start_values_are_numbers() -> None:
+    whole = Plain(num_clients=4, cohort_size=1, per_client={"last": 0})
+    assert whole.per_client["last"].dtype == np.float64
+    for wrong in ({"per_client": {"last": np.ones(4)}}, {"numbers": {"last": "x"}}):
+        with pytest.raises(ConfigurationError, match="last"):
+            Plain(num_clients=4, cohort_size=1, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda sampler: sampler.numbers.update(new=1.0),
+        lambda sampler: sampler.per_client.update(new=np.ones(M)),
+        lambda sampler: sampler.per_client.update(mean=np.ones(M + 1)),
+        lambda sampler: sampler.numbers.update(rounds=np.ones(2)),
+    ],
+)
+def test_what_could_not_be_restored_is_refused(mistake: Any) -> None:
+    class Mistaken(MeanContribution):
+        def update(self, cohort: Cohort, contributions: FloatArray) -> None:
+            mistake(self)
+
+    sampler = Mistaken(num_clients=M, cohort_size=K)
+    cohort = sampler.draw()
+    with pytest.raises(ConfigurationError, match=r"numbers|per_client"):
+        sampler.observe(cohort, np.ones(len(cohort)))
+
+
+def test_a_mass_that_vanishes_next_to_the_largest_is_refused() -> None:
+    class Vanishing(Plain):
+        def masses(self) -> FloatArray:
+            return np.array([1e-300, 1e300, 1.0, 1.0])
+
+    sampler = Vanishing(num_clients=4, cohort_size=1)
+    with pytest.raises(ConfigurationError, match="masses"):
+        sampler.observe(sampler.draw(), [1.0])
+
+
+@pytest.mark.parametrize("kind", [OptimalSampler, OptimalClientSampler])
+def test_an_oracle_with_a_guard_keeps_what_was_revealed(kind: type[OptimalSampler]) -> None:
+    """The guard judges the first replies after the next norms were revealed."""
+    sampler = kind(num_clients=8, cohort_size=4, guard=Guard(trial_replies=10))
+    norms = np.arange(1.0, 9.0)
+    late = []
+    for _ in range(8):
+        sampler.reveal(norms)
+        late.append(sampler.draw())
+    sampler.reveal(norms)
+    revealed = sampler.distribution.everybody()
+    for cohort in late:
+        sampler.observe(cohort, np.where(cohort.clients == 7, 1e6, 1.0))
+        assert np.array_equal(sampler.distribution.everybody(), revealed)

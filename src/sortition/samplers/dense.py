@@ -109,6 +109,7 @@ class DenseSampler(BaseSampler):
         try:
             super().observe(cohort, norms)
         except Exception:
+            self._begin()  # whatever ``update`` has left behind
             self.load_state_dict(before)
             raise
 
