@@ -101,7 +101,7 @@ def compare_command(
     design: Annotated[
         str,
         typer.Option(callback=one_of(DESIGNS), metavar="NAME", help=f"How to draw: {', '.join(DESIGNS)}."),
-    ] = "with_replacement",
+    ] = "fixed_size",
     memory: Annotated[
         bool, typer.Option("--memory", help="Aggregate with a memory of earlier updates.")
     ] = False,
