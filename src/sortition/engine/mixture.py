@@ -368,12 +368,12 @@ class ExpertMixture(Distribution):
 
     def _mark_seen(self, clients: IntArray) -> None:
         """Count ``clients`` as unseen no more."""
-        in_block = len(clients)
+        in_block, own_mass = self._unseen.in_block - len(clients), self._unseen.own_mass
         if self._unseen_own.size:
             own = clients[clients >= self.roster.block] - self.roster.block
             self._unseen_own.set(own, np.zeros(len(own)))
-            in_block -= len(own)
-        self._unseen = Unseen(self._unseen.in_block - in_block, self._unseen_own.total)
+            in_block, own_mass = in_block + len(own), self._unseen_own.total
+        self._unseen = Unseen(in_block, own_mass)
 
     def set_ratios(self, slots: IntArray, ratios: FloatArray) -> None:
         """Change the ratios of ``slots``, one row a slot."""
