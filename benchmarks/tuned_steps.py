@@ -1,12 +1,16 @@
 """Rounds to the same loss with step sizes tuned for each method: designs, memory and full participation.
 
     python benchmarks/tuned_steps.py [--environments A,B] [--seeds 10] [--jobs 2] [--out FILE]
+    python benchmarks/tuned_steps.py --too-large [--seeds 20] [--jobs 2]
 
 Federations of the arena with vectors (300 clients), the default sampler. A method's step size is the one of
 ``STEPS`` with the fewest rounds to the target on three even seeds; the table is made on odd ones. The target
 is the loss of draws with replacement, at their own best step, after 80% of the rounds. Curves are means over
 the seeds, and over the last five rounds. Brackets are 90% intervals over the seeds (bootstrap; the target is
 taken anew for each sample). Below the table: the same at one small step for all methods.
+
+``--too-large`` counts, at steps that are too large for every method, the rounds after the first third in
+which the loss rises by more than 0.3, and shows the final loss: median, mean and largest over the seeds.
 """
 
 from __future__ import annotations
@@ -34,6 +38,15 @@ SHARES = (0.01, 0.05, 0.1)
 BASE, FULL = "with_replacement", "full participation"
 METHODS = (BASE, "fixed_size", "fixed_size + memory", FULL)
 TUNING_SEEDS = 3
+TOO_LARGE = (
+    ("fedavg-digits", 0.01, 10.0),
+    ("sgd-digits", 0.01, 3.0),
+    ("fedavg-digits", 0.05, 30.0),
+    ("sgd-digits", 0.05, 10.0),
+    ("fedavg-generated", 0.05, 10.0),
+)
+"""Environment, K/M and step."""
+RISE = 0.3
 WINDOW = 5
 SAMPLES = 1000
 
@@ -101,7 +114,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--too-large", action="store_true")
     options = parser.parse_args()
+    if options.too_large:
+        too_large_steps(options.seeds, options.rounds, options.jobs)
+        return
     rounds, stored = options.rounds, []
 
     def train_all(
@@ -163,6 +180,28 @@ def main() -> None:
                 print(f"| {environment}{label} | {share:.0%} | " + " | ".join(texts) + " |", flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps(stored, indent=1) + "\n")
+
+
+def too_large_steps(seeds: int, rounds: int, jobs: int) -> None:
+    """How often training is thrown back, by method."""
+    methods = [method for method in METHODS if method != FULL]
+    print("| environment | K/M | step | method | rises a run | final loss: median | mean | largest |")
+    print("|---" * 8 + "|")
+    for environment, share, step in TOO_LARGE:
+        for method in methods:
+            tasks = [
+                partial(train, environment, method, share, step, seed, rounds)
+                for seed in seeds_of("report", seeds)
+            ]
+            losses = np.stack(run_tasks(tasks, jobs))
+            rises = np.sum(np.diff(losses[:, rounds // 3 :], axis=1) > RISE, axis=1)
+            final = losses[:, -rounds // 10 :].mean(axis=1)
+            print(
+                f"| {environment} | {share:.0%} | {step:g} | {method} | {rises.mean():.1f} ± "
+                f"{rises.std(ddof=1) / np.sqrt(seeds):.1f} | {np.median(final):.2f} | {final.mean():.2f} | "
+                f"{final.max():.2f} |",
+                flush=True,
+            )
 
 
 def curve_ends(losses: FloatArray) -> list[float | None]:
