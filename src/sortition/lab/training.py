@@ -176,8 +176,8 @@ def sampling_variance(
     With inclusion probabilities :math:`\pi_m = \min(1, c\,p_m)` (independent draws, fixed size) it is
     :math:`\sum_m a_m (1/\pi_m - 1)`; otherwise :math:`l_t(p)`.
 
-    >>> sampling_variance(np.array([0.25, 0.75]), np.array([1.0, 1.0]), "independent", 1)
-    3.3333333333333335
+    >>> sampling_variance(np.array([0.25, 0.75]), np.array([1.0, 3.0]), "independent", 1)
+    4.0
     """
     if design not in INCLUSION_DESIGNS:
         return variance_loss(probabilities, feedback, cohort_size)

@@ -315,8 +315,8 @@ def draws_for_distinct(probabilities: FloatArray, distinct: int) -> float:
 
     >>> round(draws_for_distinct(np.array([0.5, 0.5]), 1), 6)  # one draw, one client
     1.0
-    >>> draws_for_distinct(np.full(4, 0.25), 2)  # 4 (1 - 0.75^x) = 2
-    2.4094208396532095
+    >>> round(draws_for_distinct(np.full(4, 0.25), 2), 6)  # 4 (1 - 0.75^x) = 2
+    2.409421
     """
     with np.errstate(divide="ignore"):
         logs = np.log1p(-np.minimum(probabilities, 1.0))
