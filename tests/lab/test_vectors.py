@@ -27,6 +27,7 @@ from sortition.lab.arena.vectors import (
     inner_products,
     least_variance,
     measure,
+    mnist_environments,
     ratio_of_means,
     run_vectors,
     squared_error,
@@ -285,6 +286,26 @@ class TestRun:
         assert not np.array_equal(updates, other.updates(other.initial_model(), clients, 1))
 
 
+def test_mnist_with_label_skew(tmp_path):
+    """Images of one label are drawn from those that have it; the two environments differ in local steps."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (200, 28, 28), dtype=np.uint8)
+    labels = np.arange(200, dtype=np.uint8) % 10
+    images[:, 0, 0] = labels
+    (tmp_path / "mnist").mkdir()
+    for kind, array, dimensions in (("images-idx3", images, 3), ("labels-idx1", labels, 1)):
+        header = bytes([0, 0, 8, dimensions]) + np.array(array.shape, dtype=">i4").tobytes()
+        (tmp_path / "mnist" / f"t10k-{kind}-ubyte").write_bytes(header + array.tobytes())
+    sgd, fedavg = (environment.make_problem(seed=1) for environment in mnist_environments(tmp_path))
+    assert (sgd.num_clients, fedavg.num_clients) == (300, 300)
+    assert np.array_equal(sgd.client_weights, fedavg.client_weights)
+    assert sgd.client_sizes.max() <= 400
+    pixels = sgd._features[:, 0] * 255.0
+    assert np.array_equal(np.rint(pixels).astype(np.int64), sgd.labels)
+    kinds = [len(np.unique(sgd.client_labels(client))) for client in range(300)]
+    assert 1.0 < np.mean(kinds) < 4.0
+
+
 class TestCommand:
     @pytest.fixture(autouse=True)
     def tiny(self, monkeypatch):
@@ -316,6 +337,8 @@ class TestCommand:
             ("--mode", "replay", "--designs", "fixed_size"),
             ("--mode", "closed", "--designs", "fixed_size,independent"),
             ("--mode", "vectors", "--designs", "best"),
+            ("--mode", "vectors", "--data", "."),
+            ("--mode", "vectors", "--data", "no/such/place"),
         ],
     )
     def test_options_that_do_not_fit(self, arguments):

@@ -30,6 +30,8 @@ from sortition.lab.arena.tournament import Arena, run_closed_loop, run_replay
 from sortition.lab.arena.vectors import (
     VECTOR_ENVIRONMENTS,
     VECTOR_SAMPLER,
+    VectorEnvironment,
+    mnist_environments,
     run_vectors,
     vector_environments,
 )
@@ -268,6 +270,15 @@ def arena_command(
             "all: all environments, odd seeds.",
         ),
     ] = "all",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="vectors: only MNIST with label skew, from DIR/mnist.",
+        ),
+    ] = None,
     measure: Annotated[
         str,
         typer.Option(callback=one_of(MEASURES), metavar="NAME", help=f"What to show: {', '.join(MEASURES)}."),
@@ -291,8 +302,11 @@ def arena_command(
 ) -> None:
     """Run every sampler in every environment, and print how far from the optimum each one is."""
     named = None if environments is None else environments.split(",")
+    if data is not None and (mode != "vectors" or named is not None):
+        raise typer.BadParameter("--data needs --mode vectors, and names the environments itself.")
     if mode == "vectors":
-        _run_vectors(samplers or VECTOR_SAMPLER, named, designs, memory, split, seeds, skip, jobs, out)
+        with_vectors = _vector_environments(named) if data is None else mnist_environments(data)
+        _run_vectors(samplers or VECTOR_SAMPLER, with_vectors, designs, memory, split, seeds, skip, jobs, out)
         return
     closed_design = _design_of_closed_loop(mode, designs, memory)
     contestants = {name: find_contestant(name) for name in (samplers or ",".join(CONTESTANTS)).split(",")}
@@ -331,9 +345,20 @@ def _design_of_closed_loop(mode: str, designs: str | None, memory: bool) -> Desi
     return cast(Design, designs or "with_replacement")
 
 
+def _vector_environments(names: list[str] | None) -> list[VectorEnvironment]:
+    """Those of these names; or all, except for what is not installed."""
+    chosen = vector_environments(names)
+    missing = [env.name for env in chosen if names is None and env.needs and find_spec(env.needs) is None]
+    if missing:
+        typer.echo(
+            f"sortition: no {', '.join(missing)} without torch; run: pip install 'sortition[torch]'", err=True
+        )
+    return [env for env in chosen if env.name not in missing]
+
+
 def _run_vectors(
     samplers: str,
-    environments: list[str] | None,
+    environments: list[VectorEnvironment],
     designs: str | None,
     memory: bool,
     split: str,
@@ -342,16 +367,10 @@ def _run_vectors(
     jobs: int,
     out: Path | None,
 ) -> None:
-    chosen = vector_environments(environments)
-    if environments is None:
-        missing = [env.name for env in chosen if env.needs and find_spec(env.needs) is None]
-        if missing:
-            typer.echo(f"sortition: without torch there is no {', '.join(missing)}", err=True)
-        chosen = [env for env in chosen if env.name not in missing]
-    with RoundsProgress(total=seeds * sum(env.num_rounds for env in chosen)) as progress:
+    with RoundsProgress(total=seeds * sum(env.num_rounds for env in environments)) as progress:
         arena = run_vectors(
             samplers.split(","),
-            chosen,
+            environments,
             split=cast(Split, split),
             designs=cast(list[Design], (designs or ",".join(DESIGNS)).split(",")),
             memory=memory,

@@ -27,9 +27,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sortition import ConfigurationError, Memory
 from sortition.core.cohort import Cohort
@@ -48,7 +50,8 @@ from sortition.lab.arena.environments import (
 )
 from sortition.lab.contestants import Trial, find_contestant
 from sortition.lab.parallel import Progress, Tick, run_tasks
-from sortition.lab.problems.softmax import digits_federation, gaussian_federation
+from sortition.lab.problems.idx import load_images
+from sortition.lab.problems.softmax import digits_federation, gaussian_federation, label_skewed_images
 from sortition.lab.training import Oracle, Problem, sampling_variance, variance_ratio
 
 NUM_CLIENTS = 300
@@ -94,6 +97,37 @@ def fedavg_generated(*, seed: int) -> Problem:
     """The same with 5 local steps."""
     problem = gaussian_federation(concentration=0.1, tail=1.5, num_clients=NUM_CLIENTS, seed=seed)
     return LocalUpdates(problem, steps=5, step_size=0.05)
+
+
+def softmax_mnist(directory: Path, *, seed: int) -> Problem:
+    """MNIST from ``directory``, a label or two a client, Pareto sizes."""
+    images, labels = _mnist(directory)
+    return label_skewed_images(
+        images, labels, concentration=0.1, tail=1.5, num_clients=NUM_CLIENTS, seed=seed
+    )
+
+
+def fedavg_mnist(directory: Path, *, seed: int) -> Problem:
+    """The same with 5 local steps."""
+    images, labels = _mnist(directory)
+    problem = label_skewed_images(
+        images, labels, concentration=0.1, tail=1.5, num_clients=NUM_CLIENTS, seed=seed
+    )
+    return LocalUpdates(problem, steps=5, step_size=0.05)
+
+
+@lru_cache(maxsize=1)
+def _mnist(directory: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    return load_images("mnist", directory)[:2]
+
+
+def mnist_environments(directory: Path) -> list[VectorEnvironment]:
+    """Softmax SGD and FedAvg on MNIST, which is in ``directory``/mnist: as on generated data, but larger."""
+    make_sgd, make_fedavg = partial(softmax_mnist, directory), partial(fedavg_mnist, directory)
+    return [
+        VectorEnvironment("sgd-mnist", "softmax SGD, MNIST, label skew", make_sgd, 0.3),
+        VectorEnvironment("fedavg-mnist", "FedAvg, 5 local steps, MNIST, label skew", make_fedavg, 0.25),
+    ]
 
 
 def cnn_digits(*, seed: int) -> Problem:

@@ -2,7 +2,8 @@ r"""Softmax regression over clients of very different sizes: one federation, on 
 
 - :func:`digits_federation`: scikit-learn's 1797 images of 8 x 8 pixels, a digit or two a client. Section 8 in
   small: it needs no download and trains in milliseconds a round.
-- :func:`image_federation`: MNIST and its kin over 500 clients, as in Section 8.
+- :func:`image_federation`: MNIST and its kin over 500 clients, as in Section 8;
+  :func:`label_skewed_images`: the same images, a few labels a client.
 - :func:`gaussian_federation`: generated classes, a few labels a client, sizes with a Pareto tail.
 """
 
@@ -36,6 +37,8 @@ VALIDATION = 10
 
 DIMENSION, MOST_SAMPLES = 20, 2000
 """Of the generated classes."""
+MOST_IMAGES = 400
+"""Of a client with few labels."""
 
 MANY_ENTRIES = 4096
 """Gradients with at least this many entries are not formed where only their norms are wanted."""
@@ -298,6 +301,27 @@ def image_federation(
     )
 
 
+def label_skewed_images(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.uint8],
+    *,
+    concentration: float,
+    tail: float,
+    num_clients: int = 100,
+    batch_size: int = 10,
+    seed: int = 0,
+) -> SoftmaxFederation:
+    """Images with few labels a client and sizes with a Pareto tail, as in :func:`gaussian_federation`.
+
+    An image of the label is drawn at random for each sample, so several clients may hold the same one.
+    """
+    rng = np.random.default_rng(seed)
+    sizes, dealt = _skewed_labels(rng, concentration, tail, num_clients, MOST_IMAGES)
+    of_label = [np.flatnonzero(labels == label) for label in range(NUM_CLASSES)]
+    chosen = np.array([of_label[label][rng.integers(len(of_label[label]))] for label in dealt])
+    return SoftmaxFederation(_pixels(images[chosen]), dealt, sizes, batch_size=batch_size, seed=seed)
+
+
 def client_sizes(num_clients: int, sizes: tuple[int, ...] = SIZES) -> IntArray:
     """Training images of each client: 65% have one, 20% five, 10% thirty, 5% a hundred (Figure 5).
 
@@ -322,11 +346,19 @@ def gaussian_federation(
     class c is :math:`N(\mu_c, I)` in 20 dimensions, with :math:`\mu_c \sim N(0, I/4)`.
     """
     rng = np.random.default_rng(seed)
-    sizes: IntArray = np.minimum(10 * (1.0 + rng.pareto(tail, num_clients)), MOST_SAMPLES).astype(np.int64)
+    sizes, labels = _skewed_labels(rng, concentration, tail, num_clients, MOST_SAMPLES)
+    centres = 0.5 * rng.standard_normal((NUM_CLASSES, DIMENSION))
+    features = centres[labels] + rng.standard_normal((len(labels), DIMENSION))
+    return SoftmaxFederation(features, labels, sizes, batch_size=batch_size, seed=seed)
+
+
+def _skewed_labels(
+    rng: np.random.Generator, concentration: float, tail: float, num_clients: int, most: int
+) -> tuple[IntArray, IntArray]:
+    """The clients' sizes, and the labels of all samples, client by client."""
+    sizes: IntArray = np.minimum(10 * (1.0 + rng.pareto(tail, num_clients)), most).astype(np.int64)
     shares = rng.dirichlet(np.full(NUM_CLASSES, concentration), num_clients)
     labels: IntArray = np.concatenate(
         [rng.choice(NUM_CLASSES, n, p=p) for n, p in zip(sizes, shares, strict=True)]
     )
-    centres = 0.5 * rng.standard_normal((NUM_CLASSES, DIMENSION))
-    features = centres[labels] + rng.standard_normal((len(labels), DIMENSION))
-    return SoftmaxFederation(features, labels, sizes, batch_size=batch_size, seed=seed)
+    return sizes, labels
