@@ -10,19 +10,23 @@ the seeds, and over the last five rounds. Brackets are 90% intervals over the se
 taken anew for each sample). Below the table: the same at one small step for all methods.
 
 ``--too-large`` counts, at steps that are too large for every method, the rounds after the first third in
-which the loss rises by more than 0.3, and shows the final loss: median, mean and largest over the seeds.
+which the loss rises by more than 0.3, and shows the final loss: median, mean and largest over the seeds. Of
+these rounds it tells how long the part of the largest client in the aggregate is, and the part that is
+remembered, over the length of the aggregate (medians), that client's weight (median), and how often it had
+never been drawn before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from sortition import EmpiricalBayesSampler, Memory
+from sortition import Cohort, EmpiricalBayesSampler, Memory
 from sortition.cli.options import RoundsProgress
 from sortition.core.types import FloatArray
 from sortition.lab.algorithms import FedSGD
@@ -30,7 +34,7 @@ from sortition.lab.arena.environments import seeds_of
 from sortition.lab.arena.tournament import TARGET_SHARE, rounds_to
 from sortition.lab.arena.vectors import VECTOR_ENVIRONMENTS
 from sortition.lab.parallel import Tick, run_tasks
-from sortition.lab.training import training_rounds
+from sortition.lab.training import Problem, training_rounds
 
 STEPS = (0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0)
 SMALL_STEP = 0.1
@@ -51,10 +55,43 @@ WINDOW = 5
 SAMPLES = 1000
 
 
+@dataclass(frozen=True)
+class WatchedSGD(FedSGD):
+    """Notes what each aggregate consists of."""
+
+    seen: set[int] = field(default_factory=set, kw_only=True)
+    notes: list[tuple[float, float, float, float]] = field(default_factory=list, kw_only=True)
+    """Of each round: the largest client's part, its weight, whether it is new, and the remembered part."""
+
+    def __call__(
+        self, state: FloatArray, cohort: Cohort, problem: Problem, round_index: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """A round of FedSGD, with a note."""
+        weights, remembered = problem.client_weights, 0.0
+        if self.memory is not None:
+            rows = np.array([self.memory.remembered(client) for client in range(problem.num_clients)])
+            remembered = self.memory.coefficient * float(np.linalg.norm(weights @ rows))
+        following, norms = super().__call__(state, cohort, problem, round_index)
+        length = float(np.linalg.norm(following - state)) / self.step_size
+        parts = weights[cohort.clients] * cohort.weights * norms
+        place = int(np.argmax(parts))
+        new = float(int(cohort.clients[place]) not in self.seen)
+        self.notes.append((parts[place] / length, cohort.weights[place], new, remembered / length))
+        self.seen.update(cohort.clients.tolist())
+        return following, norms
+
+
 def train(
-    environment: str, method: str, share: float, step: float, seed: int, num_rounds: int, tick: Tick
+    environment: str,
+    method: str,
+    share: float,
+    step: float,
+    seed: int,
+    num_rounds: int,
+    tick: Tick,
+    notes: list[tuple[float, float, float, float]] | None = None,
 ) -> FloatArray:
-    """The training loss after each round."""
+    """The training loss after each round; with ``notes``, also what each aggregate consists of."""
     problem = VECTOR_ENVIRONMENTS[environment].make_problem(seed=seed)
     clients = problem.num_clients
     sampler = EmpiricalBayesSampler(
@@ -68,7 +105,8 @@ def train(
     if method.endswith("memory"):
         memory = Memory(num_parameters=problem.initial_model().size, num_clients=clients)
     losses = np.empty(num_rounds)
-    for done in training_rounds(sampler, problem, FedSGD(step, memory), num_rounds, measure_every=0):
+    algorithm = FedSGD(step, memory) if notes is None else WatchedSGD(step, memory, notes=notes)
+    for done in training_rounds(sampler, problem, algorithm, num_rounds, measure_every=0):
         losses[done.index] = problem.loss(done.state)
         tick()
     return losses
@@ -182,24 +220,40 @@ def main() -> None:
         options.out.write_text(json.dumps(stored, indent=1) + "\n")
 
 
+def watch(
+    environment: str, method: str, share: float, step: float, seed: int, num_rounds: int, tick: Tick
+) -> tuple[FloatArray, FloatArray]:
+    """The losses, and the notes of all rounds."""
+    notes: list[tuple[float, float, float, float]] = []
+    losses = train(environment, method, share, step, seed, num_rounds, tick, notes)
+    return losses, np.array(notes)
+
+
 def too_large_steps(seeds: int, rounds: int, jobs: int) -> None:
-    """How often training is thrown back, by method."""
+    """How often training is thrown back, by method, and by what."""
     methods = [method for method in METHODS if method != FULL]
-    print("| environment | K/M | step | method | rises a run | final loss: median | mean | largest |")
-    print("|---" * 8 + "|")
+    print(
+        "| environment | K/M | step | method | rises a run | final loss: median | mean | largest "
+        "| in rises: one client's part | its weight | never drawn | remembered part |"
+    )
+    print("|---" * 12 + "|")
     for environment, share, step in TOO_LARGE:
         for method in methods:
             tasks = [
-                partial(train, environment, method, share, step, seed, rounds)
+                partial(watch, environment, method, share, step, seed, rounds)
                 for seed in seeds_of("report", seeds)
             ]
-            losses = np.stack(run_tasks(tasks, jobs))
-            rises = np.sum(np.diff(losses[:, rounds // 3 :], axis=1) > RISE, axis=1)
+            runs = run_tasks(tasks, jobs)
+            losses, notes = np.stack([run[0] for run in runs]), np.stack([run[1] for run in runs])
+            rising = np.diff(losses[:, rounds // 3 :], axis=1) > RISE
+            rises, thrown = rising.sum(axis=1), notes[:, rounds // 3 + 1 :][rising]
             final = losses[:, -rounds // 10 :].mean(axis=1)
+            part, weight, _, remembered = np.median(thrown, axis=0)
             print(
                 f"| {environment} | {share:.0%} | {step:g} | {method} | {rises.mean():.1f} ± "
                 f"{rises.std(ddof=1) / np.sqrt(seeds):.1f} | {np.median(final):.2f} | {final.mean():.2f} | "
-                f"{final.max():.2f} |",
+                f"{final.max():.2f} | {part:.2f} | {weight:.0f} | {thrown[:, 2].mean():.0%} "
+                f"| {remembered:.2f} |",
                 flush=True,
             )
 
