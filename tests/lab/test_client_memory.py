@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from sortition import EmpiricalBayesSampler, Memory, UniformSampler
+from sortition.cli.commands import app
 from sortition.core.variance import aggregate
 from sortition.lab.algorithms import FedAvg, FedSGD
 from sortition.lab.arena.environments import Environment, digits_training
@@ -114,3 +118,12 @@ def test_the_closed_loop_with_a_memory():
     contestants = {"optimal": CONTESTANTS["optimal"]}
     arena = run_closed_loop(contestants, [changed], split="tune", seeds=1)
     assert arena.scores[1].ratio == pytest.approx(1.0)  # the oracle is shown the residuals
+
+
+def test_the_commands_take_a_memory(tmp_path):
+    few = ["--clients", "20", "--cohort", "3", "--rounds", "10", "--repeats", "1", "--samplers", "uniform"]
+    out = tmp_path / "out.json"
+    result = CliRunner().invoke(app, ["compare", *few, "--jobs", "1", "--memory", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "with a memory" in result.stdout
+    assert json.loads(out.read_text())["memory"] is True
