@@ -189,7 +189,7 @@ class ArmRun:
     coefficient: float
     """b; 0 without a memory."""
     seconds: float
-    """To draw, aggregate and learn, a round."""
+    """To draw, aggregate and learn; the median over the rounds."""
 
 
 @dataclass(frozen=True)
@@ -392,7 +392,7 @@ class RunningArm:
         self._equal: list[float] = []
         self._ratios: list[float] = []
         self._coefficients: list[float] = []
-        self._seconds = 0.0
+        self._seconds: list[float] = []
 
     def round(self, updates: FloatArray, products: FloatArray) -> None:
         """Measure, draw and learn; ``products`` are the updates' inner products."""
@@ -421,7 +421,7 @@ class RunningArm:
         drawn = updates[cohort.clients]
         _, heard = combined(cohort, self._weights[cohort.clients], drawn, self.memory)
         self.sampler.observe(cohort, heard)
-        self._seconds += time.perf_counter() - begin
+        self._seconds.append(time.perf_counter() - begin)
 
     def mean_squared_error(self, probabilities: FloatArray, products: FloatArray, norms: FloatArray) -> float:
         """Exact for draws with replacement and independent ones, otherwise a mean over draws."""
@@ -453,7 +453,7 @@ class RunningArm:
             error_equal_trainings=float(np.mean(self._equal)) if self._equal else float("nan"),
             variance_ratio=float(np.mean(self._ratios)),
             coefficient=float(np.mean(self._coefficients)) if self._coefficients else 0.0,
-            seconds=self._seconds / len(self._ratios),
+            seconds=float(np.median(self._seconds)),
         )
 
 
