@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition import (
+    AvailabilityError,
     Cohort,
     ConfigurationError,
     FeedbackError,
@@ -132,9 +133,6 @@ def test_no_reply_is_nan_or_none() -> None:
     other = Memory(num_parameters=2, num_clients=3)
     other.combine(cohort, np.array([[np.nan, 1.0], [1.0, 0.0]]), [0.3, 0.3])
     assert same_state(memory.state_dict(), other.state_dict())
-    nobody, norms = memory.combine(cohort, [None, None], [0.3, 0.3])
-    assert np.isnan(norms).all()
-    assert nobody == pytest.approx(memory.coefficient * 0.3 * np.array([1.0, 0.0]))
 
 
 @pytest.mark.parametrize("leaving", [[0], [2, 3]])
@@ -279,3 +277,84 @@ def test_settings_are_checked(wrong: int) -> None:
         Memory(**{"num_parameters": 1, "num_clients": 1, **bad[wrong]})
     with pytest.raises(ConfigurationError, match="num_clients"):
         Memory(num_parameters=1, num_client=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "available",
+    [np.array([True, True, False, True]), {0, 1, 3}, [], ["3"], [[0, 1, 3]], [1, 2, 3], [0.0, 3.0]],
+)
+def test_available_are_the_ids_that_the_cohort_was_drawn_from(available: Any) -> None:
+    memory = filled(np.ones((M, D)), np.full(M, 0.25))
+    before = memory.state_dict()
+    with pytest.raises(AvailabilityError, match="available"):
+        memory.combine(
+            Cohort(9, 2, [0, 3], [1, 1], [0.5, 0.5], [2.0, 2.0]), np.ones((2, D)), [0.25, 0.25], available
+        )
+    assert same_state(before, memory.state_dict())
+
+
+def test_rounding_does_not_add_up() -> None:
+    """One huge update is forgotten by halves; the sum then is that of the rows again, and the state loads."""
+    memory = Memory(num_parameters=1, num_clients=10, dtype="float64")
+    for turn in range(3000):
+        client = turn % 10
+        update = 1e25 if turn == 5 else 1.0
+        memory.combine(Cohort(turn, 1, [client], [1], [0.1], [10.0]), [[update]], [0.1])
+    state = memory.state_dict()
+    assert state["sum"] == pytest.approx(0.1 * state["rows"].sum(axis=0), rel=1e-9)
+    Memory(num_parameters=1, num_clients=10, dtype="float64").load_state_dict(state)
+
+
+def test_the_sum_of_a_state_is_checked_at_any_scale() -> None:
+    memory = filled(1e-9 * np.ones((M, D)), np.full(M, 1e-3))
+    state = memory.state_dict()
+    with pytest.raises(StateError, match="sum"):
+        memory.load_state_dict({**state, "sum": -state["sum"]})
+    with pytest.raises(StateError, match="clients"):
+        memory.load_state_dict({**state, "clients": state["clients"] - 7})
+
+
+def test_refused_updates_do_not_let_weights_follow() -> None:
+    memory = Memory(num_parameters=2, num_clients=3)
+    cohort = Cohort(0, 2, [0, 1], [1, 1], [0.5, 0.5], [2.0, 2.0])
+    memory.combine(cohort, np.ones((2, 2)), lambda clients: np.full(len(clients), 0.3))
+    before = memory.state_dict()
+    for wrong in (1e300, np.inf):
+        with pytest.raises(FeedbackError, match="updates"):
+            memory.combine(cohort, [[wrong, 1.0], [1.0, 1.0]], lambda clients: (clients == 0).astype(float))
+    for weight in (np.nan, -1.0, np.inf):
+        with pytest.raises(FeedbackError, match="client_weights"):
+            memory.combine(cohort, np.ones((2, 2)), lambda clients, w=weight: np.full(len(clients), w))  # type: ignore[misc]
+    assert same_state(before, memory.state_dict())
+
+
+def test_forgotten_clients_are_out_of_the_sum() -> None:
+    memory = filled(np.ones((M, D)), np.full(M, 0.25))
+    memory.forget([0, 1, 3])
+    assert memory.clients_remembered == 1
+    assert memory.remembered(0) == pytest.approx(np.zeros(D))
+    assert memory.state_dict()["sum"] == pytest.approx(0.25 * memory.remembered(2))
+
+
+def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "model.npy"
+    path.write_bytes(b"precious")
+    with pytest.raises(ConfigurationError, match="path"):
+        Memory(num_parameters=1, num_clients=1, path=path)
+    assert path.read_bytes() == b"precious"
+
+
+def test_if_nobody_replies_there_is_no_step() -> None:
+    """But where nobody was drawn, by independent draws, the estimate is what is remembered."""
+    memory = filled(np.ones((M, D)), np.full(M, 0.25))
+    expected = memory.coefficient * memory.state_dict()["sum"]
+    aggregate, _ = memory.combine(Cohort(9, 1, [0], [1], [0.25], [4.0]), [None], [0.25])
+    assert aggregate == pytest.approx(np.zeros(D))
+    aggregate, _ = memory.combine(Cohort(9, 1, [], [], [], []), [], [])
+    assert aggregate == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("updates", [{0: [1.0]}, 3.0, None, "ab", [[[1.0]]], [[1.0 + 2.0j]]])
+def test_other_kinds_of_updates_are_refused(updates: Any) -> None:
+    with pytest.raises(FeedbackError, match="updates"):
+        Memory(num_parameters=1, num_clients=1).combine(Cohort(0, 1, [0], [1], [1.0], [1.0]), updates, [1.0])
