@@ -50,7 +50,9 @@ def test_adapted_means_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("regime", bench.REGIMES)
 @pytest.mark.parametrize("sampler", CONTESTANTS)
 def test_every_sampler_is_measured(sampler: str, regime: bench.Regime) -> None:
-    measurement = bench.measure(30, 3, 20, regime, sampler)
+    measurement = bench.measure(
+        30, 3, 20, regime, sampler, "fixed_size" if sampler == "avare" else "with_replacement"
+    )
     assert measurement.sampler == sampler
     assert measurement.round_median > 0.0
     assert measurement.choice_median > 0.0

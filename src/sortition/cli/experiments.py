@@ -464,6 +464,10 @@ def bench_command(
             help=f"Out of {', '.join(CONTESTANTS)}.",
         ),
     ] = DEFAULT_SAMPLER,
+    design: Annotated[
+        str,
+        typer.Option(callback=one_of(DESIGNS), metavar="NAME", help=f"How to draw: {', '.join(DESIGNS)}."),
+    ] = "with_replacement",
     clients: Annotated[
         str | None,
         typer.Option(
@@ -501,10 +505,13 @@ def bench_command(
         def on_measured(measurement: Measurement) -> None:
             status.update(f"measured {measurement.num_clients:.0e} clients, {regime}")
 
-        results = measure_each(sizes, cohort, rounds, cast(Regime, regime), sampler, on_measured)
+        results = measure_each(
+            sizes, cohort, rounds, cast(Regime, regime), sampler, cast(Design, design), on_measured
+        )
     console = Console(highlight=False)
     experts = f", {results[0].num_experts} experts" if results[0].num_experts else ""
-    console.print(f"{sampler}: {cohort} clients drawn a round{experts}, {rounds} rounds, {regime}")
+    drawn = f"{cohort} clients drawn a round ({design.replace('_', ' ')})"
+    console.print(f"{sampler}: {drawn}{experts}, {rounds} rounds, {regime}")
     console.print(_bench_table(results))
     console.print(HOW_TO_READ_BENCH, soft_wrap=True)
     if json is not None:

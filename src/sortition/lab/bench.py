@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from sortition import AdaptiveOSMDSampler, Cohort, ConfigurationError
-from sortition.core.designs import draw_with_replacement
+from sortition.core.designs import Design, draw_with_replacement
 from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
 from sortition.core.rates import meta_rate
 from sortition.core.types import FloatArray, IntArray
@@ -102,25 +102,37 @@ def measure_each(
     rounds: int,
     regime: Regime,
     sampler: str = DEFAULT_SAMPLER,
+    design: Design = "with_replacement",
     on_measured: Callable[[Measurement], None] = lambda measurement: None,
 ) -> list[Measurement]:
     """Measure one number of clients after another, each in a process of its own."""
     results: list[Measurement] = []
     for num_clients in clients:
-        task = partial(_measure_in_worker, num_clients, cohort_size, rounds, regime, sampler)
+        task = partial(_measure_in_worker, num_clients, cohort_size, rounds, regime, sampler, design)
         results += run_tasks([task], jobs=2, names=[f"{num_clients:.0e} clients"])
         on_measured(results[-1])
     return results
 
 
 def _measure_in_worker(
-    num_clients: int, cohort_size: int, rounds: int, regime: Regime, sampler: str, tick: Tick
+    num_clients: int,
+    cohort_size: int,
+    rounds: int,
+    regime: Regime,
+    sampler: str,
+    design: Design,
+    tick: Tick,
 ) -> Measurement:
-    return measure(num_clients, cohort_size, rounds, regime, sampler)
+    return measure(num_clients, cohort_size, rounds, regime, sampler, design)
 
 
 def measure(
-    num_clients: int, cohort_size: int, rounds: int, regime: Regime, sampler: str = DEFAULT_SAMPLER
+    num_clients: int,
+    cohort_size: int,
+    rounds: int,
+    regime: Regime,
+    sampler: str = DEFAULT_SAMPLER,
+    design: Design = "with_replacement",
 ) -> Measurement:
     """Time ``rounds`` rounds of a sampler, named as in ``sortition compare``.
 
@@ -132,11 +144,11 @@ def measure(
         raise ConfigurationError(
             f"num_clients must be at most {most_clients(sampler):.0e} for {sampler}, got {num_clients:.0e}"
         )
-    _compile(sampler, cohort_size)
+    _compile(sampler, design, cohort_size)
     run = (
-        _adapted(sampler, num_clients, cohort_size, rounds)
+        _adapted(sampler, design, num_clients, cohort_size, rounds)
         if regime == "adapted"
-        else _Run(_make(sampler, num_clients, cohort_size))
+        else _Run(_make(sampler, design, num_clients, cohort_size))
     )
     draws, observations = np.empty(rounds), np.empty(rounds)
     for i in range(rounds):
@@ -239,33 +251,33 @@ class _Run:
         return np.unique(np.concatenate(self._drawn))
 
 
-def _make(sampler: str, num_clients: int, cohort_size: int) -> Any:
+def _make(sampler: str, design: Design, num_clients: int, cohort_size: int) -> Any:
     trial = BenchTrial(
         client_weights=np.zeros(0),
         cohort_size=cohort_size,
         num_rounds=HORIZON,
         feedback_bound=1.0 / num_clients**2,
-        design="with_replacement",
+        design=design,
         seed=0,
         num_clients=num_clients,
     )
     return CONTESTANTS[sampler](trial)
 
 
-def _compile(sampler: str, cohort_size: int) -> None:
+def _compile(sampler: str, design: Design, cohort_size: int) -> None:
     """Run every kernel once, on a federation of ten times the cohort."""
-    run = _Run(_make(sampler, 10 * cohort_size, cohort_size))
+    run = _Run(_make(sampler, design, 10 * cohort_size, cohort_size))
     for spike in (False, True, False):
         run.one_round(spike=spike)
 
 
-def _adapted(sampler: str, num_clients: int, cohort_size: int, rounds: int) -> _Run:
+def _adapted(sampler: str, design: Design, num_clients: int, cohort_size: int, rounds: int) -> _Run:
     """A run in which all clients were seen where that is feasible, and that has learnt for ``rounds`` rounds.
 
     Adaptive-OSMD has also left the prior, at the lowest rates that get it there.
     """
     if sampler != DEFAULT_SAMPLER:
-        return _learn(_Run(_make(sampler, num_clients, cohort_size)), rounds)
+        return _learn(_Run(_make(sampler, design, num_clients, cohort_size)), rounds)
     moved = 0.0
     for rate_scale in RATE_SCALES:
         built = AdaptiveOSMDSampler(
@@ -275,6 +287,7 @@ def _adapted(sampler: str, num_clients: int, cohort_size: int, rounds: int) -> _
             exploration=EXPLORATION,
             feedback_bound=1.0 / num_clients**2,
             rate_scale=rate_scale,
+            design=design,
         )
         run = _learn(_Run(built), rounds)
         moved = max(moved, share_adapted(built))

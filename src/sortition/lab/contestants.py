@@ -186,10 +186,15 @@ def find_contestant(name: str) -> Contestant:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Contestant = getattr(importlib.import_module(module), factory)
+        found: Any = getattr(importlib.import_module(module), factory)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: :x and .a:b
         raise ConfigurationError(f"samplers: {name!r} can't be found: {error}") from error
-    return found
+    if not callable(found):
+        raise ConfigurationError(
+            f"samplers: {name!r} must be a function that makes a sampler from a Trial, got {found!r}"
+        )
+    contestant: Contestant = found
+    return contestant
 
 
 def with_baseline(contestants: Mapping[str, Contestant]) -> dict[str, Contestant]:
