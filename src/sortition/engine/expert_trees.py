@@ -238,36 +238,43 @@ def locate(
     A client weighs :math:`w_m \sum_e` (``raised[e]`` :math:`y_{e,m}` or, in the base, ``base[e]``).
     """
     _, masses, ratios, totals, nodes, starts = trees
-    slots, begins, weights = (
-        np.empty(points.size, dtype=np.int64),
-        np.empty(points.size),
-        np.empty(points.size),
-    )
+    slots, begins = np.empty(points.size, dtype=np.int64), np.empty(points.size)
+    weights = np.empty(points.size)
+    # the weights of the children of the node entered last, level by level: neighbouring points share them
+    entered = np.full(starts.size, -1)
+    summed = np.zeros(starts.size, dtype=np.int64)
+    children = np.empty((starts.size, FAN))
     for i in range(points.size):
-        position, left, weight = 0, points[i], 0.0
+        position, left = 0, points[i]
         for level in range(starts.size - 3, -2, -1):
             first = FAN * position
             offset = starts[level] if level >= 0 else 0
             width = starts[level + 1] - offset if level >= 0 else masses.size
+            if entered[level + 1] != position:
+                entered[level + 1], summed[level + 1] = position, 0
             passed = 0.0
-            for child in range(first, min(first + FAN, width)):
-                found = 0.0  # as in ``mixed_weight``, whose call would take longer than the sum
-                if level >= 0:
-                    total = totals[offset + child]
-                    for e in range(raised.size):
-                        inside = nodes[offset + child, MASS, e]
-                        found += raised[e] * nodes[offset + child, SUM, e] + base[e] * (total - inside)
-                elif masses[child] > 0.0:
-                    for e in range(raised.size):
-                        y = ratios[child, e]
-                        found += raised[e] * y if y > 0.0 else base[e]
-                    found *= masses[child]
-                if found > 0.0:
+            for j in range(min(FAN, width - first)):
+                if j == summed[level + 1]:
+                    found = 0.0  # as in ``mixed_weight``, whose call would take longer than the sum
+                    child = first + j
+                    if level >= 0:
+                        total = totals[offset + child]
+                        for e in range(raised.size):
+                            inside = nodes[offset + child, MASS, e]
+                            found += raised[e] * nodes[offset + child, SUM, e] + base[e] * (total - inside)
+                    elif masses[child] > 0.0:
+                        for e in range(raised.size):
+                            y = ratios[child, e]
+                            found += raised[e] * y if y > 0.0 else base[e]
+                        found *= masses[child]
+                    children[level + 1, j] = found
+                    summed[level + 1] = j + 1
+                if children[level + 1, j] > 0.0:
                     left -= passed
-                    position, passed, weight = child, found, found
-                    if left < found:
+                    position, passed = first + j, children[level + 1, j]
+                    if left < passed:
                         break
-        slots[i], begins[i], weights[i] = position, points[i] - left, weight
+        slots[i], begins[i], weights[i] = position, points[i] - left, passed
     return slots, begins, weights
 
 

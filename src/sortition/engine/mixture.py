@@ -218,7 +218,6 @@ class ExpertMixture(Distribution):
 
     trees: ExpertTrees
     experts: ExpertArrays
-    _unseen: Unseen
 
     def __init__(self, roster: Roster, *, experts: int) -> None:
         self.roster = roster
@@ -301,7 +300,7 @@ class ExpertMixture(Distribution):
     def add(self, masses: FloatArray) -> IntArray:
         """Add newcomers, all of them to the base; the others keep their proportions."""
         self._unseen_own.extend(masses)
-        self._unseen = Unseen(self._unseen.in_block, self._unseen_own.total)
+        self._unseen_own_count += len(masses)
         newcomers = self.roster.add(masses)
         self.rescale()
         return newcomers
@@ -354,26 +353,29 @@ class ExpertMixture(Distribution):
         slots: IntArray
         places, before = self._table.fields, self.count
         slots, self.count = see(clients, before, self.roster.fields, places, self._tree_fields)
-        if self.count > before:
-            self._mark_seen(self.trees.clients[before : self.count])
+        self._mark_seen(self.trees.clients[before : self.count])
         return slots
+
+    @property
+    def _unseen(self) -> Unseen:
+        if not self._unseen_own.size:
+            return Unseen(self.num_unseen, 0.0)
+        return Unseen(self.num_unseen - self._unseen_own_count, self._unseen_own.total)
 
     def _count_unseen(self) -> None:
         """Count them anew. Their mass is no difference of sums, which a very large mass would cancel."""
         roster = self.roster
         self._unseen_own = SumTree(roster.own.values)
-        self._unseen = Unseen(roster.seats, self._unseen_own.total)
+        self._unseen_own_count = int(np.count_nonzero(roster.present(np.arange(roster.block, roster.ids))))
         seen = self.trees.clients[: self.count]
         self._mark_seen(seen[roster.present(seen)])
 
     def _mark_seen(self, clients: IntArray) -> None:
-        """Count ``clients`` as unseen no more."""
-        in_block, own_mass = self._unseen.in_block - len(clients), self._unseen.own_mass
-        if self._unseen_own.size:
+        """Count ``clients`` as unseen no more; those of the block need no count of their own."""
+        if self._unseen_own.size and len(clients):
             own = clients[clients >= self.roster.block] - self.roster.block
             self._unseen_own.set(own, np.zeros(len(own)))
-            in_block, own_mass = in_block + len(own), self._unseen_own.total
-        self._unseen = Unseen(in_block, own_mass)
+            self._unseen_own_count -= len(own)
 
     def set_ratios(self, slots: IntArray, ratios: FloatArray) -> None:
         """Change the ratios of ``slots``, one row a slot."""

@@ -227,7 +227,7 @@ class OSMDExperts(ExpertMixture):
             self._tree_fields,
             self._expert_fields,
         )
-        if self.count > before:
+        if self._unseen_own.size:
             self._mark_seen(self.trees.clients[before : self.count])
 
     def restart(self, experts: int, *, at_mixture: bool) -> None:
