@@ -378,3 +378,20 @@ def test_errors_are_one_line_and_status_2(arguments, said):
     assert len(result.stderr) < 200
     for word in said:
         assert word in result.stderr
+
+
+def test_environments_without_training_are_named_when_closed_loop_leaves_them_out():
+    result = invoke(
+        "arena",
+        "--environments",
+        "ls-sigma-1,steady",
+        "--mode",
+        "closed",
+        "--samplers",
+        "uniform",
+        "--seeds",
+        "1",
+    )
+    assert result.exit_code == 0
+    assert "steady" in result.stderr
+    assert "steady" not in result.stdout
