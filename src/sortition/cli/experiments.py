@@ -318,7 +318,7 @@ def arena_command(
         if name == "closed":
             chosen = [env.trained_by(closed_design, memory) for env in chosen]
             untrained = [env.name for env in chosen if env.training is None]
-            if named and untrained:
+            if named and 0 < len(untrained) < len(chosen):
                 typer.echo(f"Left out of closed loop, nothing to train: {', '.join(untrained)}.", err=True)
         rounds = sum(env.num_rounds for env in chosen if name == "replay" or env.training is not None)
         with RoundsProgress(total=rounds * seeds * len({BASELINE, *contestants})) as progress:
