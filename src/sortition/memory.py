@@ -124,7 +124,7 @@ class Memory:
         return np.array(self._rows[slot], dtype=np.float64)
 
     def forget(self, clients: ArrayLike) -> None:
-        """Forget ``clients``, for example because they left; others than remembered ones are ignored."""
+        """Forget ``clients``, for example because they left. Clients that are not remembered are ignored."""
         gone = set(np.asarray(clients).tolist())
         kept = [client for client in self._slots if client not in gone]
         self._keep(kept, [self._lambda[self._slots[client]] for client in kept])
@@ -140,10 +140,9 @@ class Memory:
 
         Combine each cohort once. ``client_weights`` tells lambda of client ids, and 0 for clients that left,
         as ``sampler.client_weights`` does. Where nobody joins or leaves, an array aligned with the cohort
-        will do.
-        ``available`` are the clients that the cohort was drawn from, if not from everybody: the aggregate is
-        then that of the available clients, and what is remembered of the others is left out. If clients were
-        drawn and none replied, the aggregate is zero. On an error nothing has changed.
+        will do. ``available`` are the clients that the cohort was drawn from, if not from everybody: the
+        aggregate is then that of the available clients, and what is remembered of the others is left out.
+        If clients were drawn and none replied, the aggregate is zero. On an error nothing has changed.
         """
         vectors = self._checked(updates, len(cohort))
         weights, followed = self._checked_weights(cohort, client_weights)
@@ -200,6 +199,8 @@ class Memory:
             raise FeedbackError(
                 f"updates must be a matrix or a list of vectors, got {type(updates).__name__}"
             )
+        if isinstance(updates, np.ndarray) and not updates.ndim:
+            raise FeedbackError("updates must be a matrix or a list of vectors, got one number")
         several: Any = updates
         if len(several) != size:
             raise FeedbackError(
