@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sortition import (
     UniformSampler,
 )
 from sortition.core.accounting import gaussian_epsilon
-from sortition.samplers.privacy import Noise
+from sortition.samplers.privacy import BITS, Noise, Uniforms
 from sortition.testing import check_sampler
 from tests.helpers import same_cohort, train
 
@@ -48,20 +49,26 @@ def test_noise_has_the_stated_size_and_sensitivity() -> None:
     assert big.std() == pytest.approx(1.0, abs=0.05)
 
 
-def test_noise_depends_on_key_and_round_alone() -> None:
+def test_noise_is_the_same_for_the_same_reply_and_another_for_any_other() -> None:
+    """So a resumed run equals the unbroken one, and a state that is continued twice does not give away norms."""
     noise = Noise(REPEATABLE, seed=1)
     first = noise.apply(cohort(3, 5), np.ones(5))
     noise.apply(cohort(4, 5), np.ones(5))
     assert np.array_equal(noise.apply(cohort(3, 5), np.ones(5)), first)
+    assert len(set(first.tolist())) > 1  # of another client
     assert not np.array_equal(noise.apply(cohort(4, 5), np.ones(5)), first)
+    again = noise.apply(cohort(3, 5), np.full(5, 1.5))
+    assert not np.any(np.isclose(again - first, 0.5, atol=1e-9))
 
 
-def test_noise_is_not_the_randomness_of_the_draws() -> None:
-    from sortition.core.designs import RoundGenerator
-
-    drawn = RoundGenerator(7).of_round(0).standard_normal(50)
-    noise = Noise(NormPrivacy(1.0, 1.0, fresh_noise=False), seed=7).apply(cohort(0, 50), np.full(50, 1.0))
-    assert abs(np.corrcoef(noise[noise > 0.0], (1.0 + drawn)[noise > 0.0])[0, 1]) < 0.5
+def test_noise_is_normal_rounded_to_the_grid() -> None:
+    """20,000 draws in cells of a quarter of a standard deviation, against the normal distribution."""
+    drawn = np.array([Uniforms(b"%d" % seed).normal() for seed in range(20000)]) / 2.0**BITS
+    edges = np.arange(-3.0, 3.01, 0.25)
+    expected = np.diff([0.0, *(0.5 * (1.0 + math.erf(edge / math.sqrt(2.0))) for edge in edges), 1.0])
+    found = np.bincount(np.searchsorted(edges, drawn), minlength=len(expected))
+    chi_square = float(np.sum((found - 20000 * expected) ** 2 / (20000 * expected)))
+    assert chi_square < 54.0  # 25 degrees of freedom: above with probability 0.0007
 
 
 def test_silence_stays_silence_and_nothing_is_negative() -> None:
@@ -97,7 +104,7 @@ def test_the_account() -> None:
     assert resumed.privacy_spent(delta=1e-6) == spent
 
 
-@pytest.mark.parametrize("key", [-1, 2**64, 0.5, "x"])
+@pytest.mark.parametrize("key", [-1, 2**64, 0.5, "x", "0" * 63, "A" * 64])
 def test_a_state_with_an_impossible_key(key: Any) -> None:
     sampler = avare(REPEATABLE)
     with pytest.raises(StateError, match="key"):
@@ -117,13 +124,15 @@ def test_norms_that_would_not_be_noised_are_refused() -> None:
 
 
 def test_settings_are_checked() -> None:
-    for wrong in ("no", 1, None):
+    for flag in ("no", 1, None):
         with pytest.raises(ConfigurationError, match="fresh_noise"):
-            NormPrivacy(norm_bound=1.0, noise_multiplier=1.0, fresh_noise=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="norm_bound"):
-        NormPrivacy(norm_bound=0.0, noise_multiplier=1.0)
-    with pytest.raises(ConfigurationError, match="noise_multiplier"):
-        NormPrivacy(norm_bound=1.0, noise_multiplier=-1.0)
+            NormPrivacy(norm_bound=1.0, noise_multiplier=1.0, fresh_noise=flag)  # type: ignore[arg-type]
+    for wrong in (0.0, 1e-101, 1e101, np.nan):
+        with pytest.raises(ConfigurationError, match="norm_bound"):
+            NormPrivacy(norm_bound=wrong, noise_multiplier=1.0)
+    for wrong in (-1.0, 0.0, 1e7):
+        with pytest.raises(ConfigurationError, match="noise_multiplier"):
+            NormPrivacy(norm_bound=1.0, noise_multiplier=wrong)
     with pytest.raises(ConfigurationError, match="privacy"):
         UniformSampler(num_clients=3, cohort_size=1, privacy=1.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="privacy_spent"):

@@ -1,0 +1,34 @@
+"""What somebody who sees the probabilities, the pages or the terminal learns about a private norm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sortition import AvareSampler, Cohort, NormPrivacy
+from sortition.samplers.privacy import GRID, Noise
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.3, 7e-5])
+@pytest.mark.parametrize("norm", [0.0, 0.1, 0.5, 1.0])
+def test_noised_norms_lie_on_one_grid_whatever_the_norm(bound: float, norm: float) -> None:
+    """A float plus a float shows in its last bits what was added: 0 could be told from anything else."""
+    ones = np.ones(200)
+    cohort = Cohort(0, 200, np.arange(200), ones.astype(int), ones, ones)
+    noised = Noise(NormPrivacy(bound, 1.0), seed=0).apply(cohort, np.full(200, norm * bound))
+    step = bound / GRID
+    assert np.array_equal(noised, np.rint(noised / step) * step)
+    assert len(set(noised)) > 50
+
+
+def test_probabilities_show_nothing_but_the_grid() -> None:
+    """From Avare's probabilities the noised norms can be computed: they are whole steps of the grid."""
+    sampler = AvareSampler(
+        num_clients=6, cohort_size=6, floor_offset=1e6, design="fixed_size", privacy=NormPrivacy(1.0, 0.01)
+    )
+    cohort = sampler.draw()
+    sampler.observe(cohort, np.linspace(0.5, 1.0, 6))
+    p = sampler.probabilities()
+    numbers = np.arange(1, 2 * GRID)  # the first client's noised norm is one of these
+    fits = [np.abs(numbers * ratio - np.rint(numbers * ratio)) < 1e-5 for ratio in p / p[0]]
+    assert np.any(np.all(fits, axis=0))
