@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from sortition.core.errors import CohortError
 from sortition.core.types import BoolArray, FloatArray, IntArray
+from sortition.core.validation import real_numbers
 
 WHOLE, REAL = np.dtype(np.int64), np.dtype(np.float64)
 ARRAYS = (("clients", WHOLE), ("counts", WHOLE), ("probabilities", REAL), ("weights", REAL))
@@ -49,10 +50,10 @@ class Cohort:
             array = getattr(self, name)
             if type(array) is np.ndarray and array.dtype == dtype and not array.flags.writeable:
                 continue  # as a sampler makes them
-            try:
-                array = np.ascontiguousarray(array, dtype=dtype)
-            except (TypeError, ValueError, OverflowError):
-                raise CohortError(f"{name} must be numbers, got {array!r}") from None
+            numbers = real_numbers(name, array, CohortError)
+            if dtype == WHOLE and numbers.size and numbers.dtype.kind == "f":
+                raise CohortError(f"{name} must be whole numbers, got {numbers.dtype}")
+            array = np.ascontiguousarray(numbers, dtype=dtype)
             if array.flags.writeable:
                 array = array.copy()
                 array.flags.writeable = False
@@ -106,6 +107,7 @@ class Cohort:
 
     def checksum(self, identity: int) -> int:
         """What the sampler called ``identity`` writes on the ticket: it covers all that the cohort says."""
-        said = b"%d %d %d" % (identity, self.round_index, self.cohort_size)
-        drawn = self.clients.tobytes() + self.counts.tobytes()
-        return zlib.crc32(said + drawn + self.probabilities.tobytes() + self.weights.tobytes())
+        found = zlib.crc32(b"%d %d %d" % (identity, self.round_index, self.cohort_size))
+        for array in (self.clients, self.counts, self.probabilities, self.weights):
+            found = zlib.crc32(array.data, found)
+        return found

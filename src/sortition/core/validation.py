@@ -103,7 +103,8 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
         number = operator.index(value)
     except TypeError:
         number = None
-    if number is None or isinstance(value, (bool, np.bool_)) or number < least:
+    wrong = (bool, np.bool_, np.ma.MaskedArray)
+    if number is None or isinstance(value, wrong) or number < least:
         raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {_shown(value)}")
     if most is not None and number > most:
         raise ConfigurationError(f"{name} must be at most {most}, got {_shown(value)}")
@@ -112,10 +113,10 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
 
 def real_number(name: str, value: Any) -> float:
     """``value`` as a float; it may be infinite or nan."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigurationError(f"{name} must be one number, got {_shown(value)}") from None
+    number = _real(value)
+    if number is None:
+        raise ConfigurationError(f"{name} must be one number, got {_shown(value)}")
+    return number
 
 
 def one_of(name: str, value: Any, words: Sequence[str]) -> None:
@@ -129,7 +130,7 @@ def one_of(name: str, value: Any, words: Sequence[str]) -> None:
 def positive_number(name: str, value: Any, above: float = 0.0) -> float:
     """``value`` as a finite float above zero, or above ``above``."""
     number = _real(value)
-    if not (math.isfinite(number) and number > above):
+    if number is None or not (math.isfinite(number) and number > above):
         raise ConfigurationError(f"{name} must be a finite number above {above:g}, got {_shown(value)}")
     return number
 
@@ -137,7 +138,7 @@ def positive_number(name: str, value: Any, above: float = 0.0) -> float:
 def fraction(name: str, value: Any) -> float:
     """``value`` as a float in (0, 1]."""
     number = _real(value)
-    if not 0.0 < number <= 1.0:
+    if number is None or not 0.0 < number <= 1.0:
         raise ConfigurationError(f"{name} must lie in (0, 1], got {_shown(value)}")
     return number
 
@@ -145,7 +146,7 @@ def fraction(name: str, value: Any) -> float:
 def number_between(name: str, value: Any, least: float, most: float) -> float:
     """``value`` as a float in [least, most]."""
     number = _real(value)
-    if not least <= number <= most:
+    if number is None or not least <= number <= most:
         raise ConfigurationError(f"{name} must lie in [{least}, {most}], got {_shown(value)}")
     return number
 
@@ -226,14 +227,14 @@ def check_norms(name: str, norms: FloatArray) -> None:
 
 def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
     """``values`` as ids of existing clients, in the order given."""
-    try:
-        ids = np.asarray(values)
-    except ValueError:
-        raise AvailabilityError(f"{name} must be a sequence of client ids, got {values!r}") from None
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+    if getattr(values, "dtype", None) == np.bool_:
+        raise AvailabilityError(
+            f"{name} must be client ids, got booleans; of a mask, take np.flatnonzero(mask)"
+        )
+    ids = real_numbers(name, values, AvailabilityError)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind == "f"):
         raise AvailabilityError(
             f"{name} must be a sequence of client ids (whole numbers), got {ids.dtype} of shape {ids.shape}"
-            + ("; of a mask, take np.flatnonzero(mask)" if ids.dtype.kind == "b" else "")
         )
     ids = ids.astype(np.int64)
     unknown = ids[(ids < 0) | (ids >= num_clients)]
@@ -253,18 +254,34 @@ def _shown(value: Any) -> str:
     return words if len(words) <= LONGEST_SHOWN else f"{words[:LONGEST_SHOWN]}..."
 
 
-def _real(value: Any) -> float:
-    """``value`` as a float; nan where it is no number."""
-    if isinstance(value, (str, bytes, bool, np.bool_)):
-        return math.nan
+def real_numbers(name: str, values: ArrayLike, error: type[SortitionError]) -> np.ndarray[Any, Any]:
+    """``values`` as an array of integers or floats; strings, booleans, dates and the like are no numbers."""
+    if type(values) is np.ndarray and values.dtype == np.float64:
+        return values
     try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
+        found = np.asarray(values)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor that keeps gradients
+        raise error(f"{name} must be real numbers, got {_shown(values)}") from None
+    if found.dtype.kind not in "iuf":
+        raise error(f"{name} must be real numbers, got {found.dtype}: {_shown(values)}")
+    if isinstance(values, np.ma.MaskedArray):
+        raise error(f"{name} must be real numbers without a mask, got a masked array; see its filled()")
+    return found
+
+
+def _real(value: Any) -> float | None:
+    """``value`` as a float; None where it is not one number."""
+    if isinstance(value, (float, int)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+    try:
+        found = real_numbers("", value, ConfigurationError)
+    except ConfigurationError:
+        return None
+    return float(found) if found.ndim == 0 else None
 
 
 def _floats(name: str, values: ArrayLike, error: type[SortitionError]) -> FloatArray:
-    try:
-        return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise error(f"{name} must be numbers, got {values!r}") from None
+    return np.asarray(real_numbers(name, values, error), dtype=np.float64)

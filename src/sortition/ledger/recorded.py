@@ -18,9 +18,16 @@ from numpy.typing import ArrayLike
 
 import sortition
 from sortition.core.cohort import Cohort
-from sortition.core.errors import CohortError, ConfigurationError, LedgerError, SortitionError, StateError
+from sortition.core.errors import (
+    CohortError,
+    ConfigurationError,
+    FeedbackError,
+    LedgerError,
+    SortitionError,
+    StateError,
+)
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import named_keywords, whole_number
+from sortition.core.validation import named_keywords, real_numbers, whole_number
 from sortition.ledger.encoding import Plain, cohort_of, cohort_values, drawn_values, same_cohort, same_norms
 from sortition.ledger.files import SNAPSHOT, RunFiles, run_file, side_directory, sync
 from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
@@ -459,6 +466,6 @@ def _method_of(sampler: Any, name: str) -> Any:
 def _floats(norms: ArrayLike) -> FloatArray | None:
     """A copy of ``norms`` that nobody else can change; None if the sampler has to say what is wrong."""
     try:
-        return np.array(norms, dtype=np.float64)
-    except (TypeError, ValueError):
+        return np.array(real_numbers("norms", norms, FeedbackError), dtype=np.float64)
+    except FeedbackError:
         return None

@@ -116,7 +116,6 @@ class BaseSampler(ABC):
         self._noise = None if privacy is None else Noise(privacy, self._generator.seed)
         self._round_index = 0
         self._open: dict[int, int] = {}  # round -> ticket, of the cohorts that await feedback
-        self._latest: Cohort | None = None
         self._identity: int | None = None
         self._begun = False
         self._common_settings = {
@@ -225,7 +224,6 @@ class BaseSampler(ABC):
         ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
         self._open[self._round_index] = ticket
-        self._latest = cohort
         self._round_index += 1
         return cohort
 
@@ -329,8 +327,6 @@ class BaseSampler(ABC):
         ticket = self._open.get(cohort.round_index)
         if ticket is None and 0 <= cohort.round_index < self._round_index:
             raise CohortError(f"cohort of round {cohort.round_index} has had its feedback already")
-        if cohort is self._latest:
-            return  # the same object, and it can't be changed
         if ticket is None or cohort.ticket != ticket or cohort.checksum(self._name()) != ticket:
             raise CohortError(
                 f"cohort of round {cohort.round_index} was not drawn by this sampler, or was changed since; "
@@ -526,7 +522,7 @@ class BaseSampler(ABC):
             self._restore(learnt)
             raise
         self._weights, self._guard, self._noise = weights, guard, noise
-        self._generator, self._identity, self._latest = RoundGenerator(seed), None, None
+        self._generator, self._identity = RoundGenerator(seed), None
         if "seed" in self.settings:
             self.settings["seed"] = seed
         self._round_index, self._begun = round_index, True

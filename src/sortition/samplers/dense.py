@@ -15,7 +15,7 @@ from sortition.core.designs import Design
 from sortition.core.errors import ConfigurationError
 from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray
-from sortition.core.validation import real_number
+from sortition.core.validation import real_number, real_numbers
 from sortition.engine.fixed import Dense
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import Guard
@@ -129,10 +129,7 @@ class DenseSampler(BaseSampler):
 
     def _checked_masses(self) -> FloatArray:
         name = f"{type(self).__name__}.masses()"
-        given = np.asarray(self.masses())
-        if given.dtype.kind not in "iuf":
-            raise ConfigurationError(f"{name} must return real numbers, got {given.dtype}")
-        masses = given.astype(np.float64)
+        masses = real_numbers(name, self.masses(), ConfigurationError).astype(np.float64)
         if masses.shape != (self._roster.ids,):
             raise ConfigurationError(
                 f"{name} must return one mass for each of the {self._roster.ids} client ids, "

@@ -1,7 +1,7 @@
 r"""Norms that are clipped and noised before anything is learnt from them.
 
-With the bound C, a norm is clipped at C and rounded to a grid of :math:`G = 2^{20}` steps in [0, C], so that it
-is a whole number v from 0 to G. It then enters as
+With the bound C, a norm is clipped at C and rounded to a grid of :math:`G = 2^{20}` steps in [0, C], so that
+it is a whole number v from 0 to G. It then enters as
 
 .. math:: \max\big(0, \lfloor v + \sigma G z \rfloor\big) \cdot C / G, \qquad z \sim N(0, 1)
 
@@ -84,7 +84,7 @@ class PrivacySpent:
 
 
 class Uniforms:
-    """A stream of uniform whole numbers of ``BITS`` bits, made of the bytes that SHAKE-256 gives for a seed."""
+    """A stream of uniform whole numbers of ``BITS`` bits: the bytes that SHAKE-256 makes of a seed."""
 
     def __init__(self, seed: bytes) -> None:
         self._stream = hashlib.shake_256(seed)
