@@ -217,16 +217,12 @@ def test_settings_that_build_nothing(kind: str, settings: dict[str, Any]) -> Non
         make()
 
 
-def test_settings_that_need_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record is not to blame, and a larger machine may do."""
-
-    def no_room(*_: Any, **__: Any) -> None:
-        raise MemoryError
-
-    make = maker_from({**hostile(**SIZES), "sampler": "UniformSampler"})
+@pytest.mark.parametrize(("kind", "own"), [("OptimalSampler", {}), ("KVibSampler", {"num_rounds": 3})])
+@pytest.mark.parametrize("clients", [2**25, 2**40, 2**53])
+def test_a_recipe_for_more_clients_than_memory(kind: str, own: dict[str, int], clients: int) -> None:
+    make = maker_from({**hostile(num_clients=clients, cohort_size=2, **own), "sampler": kind})
     assert make is not None
-    monkeypatch.setattr(UniformSampler, "__init__", no_room)
-    with pytest.raises(MemoryError):
+    with pytest.raises(LedgerError, match="num_clients"):
         make()
 
 

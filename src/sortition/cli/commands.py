@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from sortition import __version__
 from sortition.core.errors import SortitionError
+from sortition.core.validation import printable
 
 # Typer exports BadParameter but not its base, which older versions take from click.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -85,7 +86,7 @@ def _hint(error: Any) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    typer.echo(f"sortition: {message}", err=True)
+    typer.echo(f"sortition: {printable(message)}", err=True)
     return status
 
 

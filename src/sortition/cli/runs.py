@@ -57,7 +57,7 @@ def show(
     """Print rounds, coverage, failures, the most and least drawn clients and why, and the suspects."""
     with _reading(run, good) as record:
         summary = summarise(record)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)  # names come from the file
     overview = Table.grid(padding=(0, 1))
     for name, value in figures(summary, time.time()):
         overview.add_row(f"{name:<18}", value)

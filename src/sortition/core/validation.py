@@ -24,6 +24,8 @@ MOST_CLIENTS = 2**53
 """Ids above could not be told apart by a double."""
 LONGEST_SHOWN = 500
 """An error shows at most this many characters of a wrong value."""
+LONGEST_TEXT = 2000
+"""A text from a file is shown with at most this many characters."""
 GLOSSARY = {
     "M": "num_clients",
     "K": "cohort_size",
@@ -243,6 +245,14 @@ def client_ids(name: str, values: ArrayLike, num_clients: int) -> IntArray:
             f"{name} must hold ids of existing clients, 0 to {num_clients - 1}, got {unknown[0]}"
         )
     return ids
+
+
+def printable(text: str) -> str:
+    """``text`` from a file, for a terminal: without control characters, and shortened if it is long."""
+    shown = "".join(
+        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text[:LONGEST_TEXT]
+    )
+    return shown if len(text) <= LONGEST_TEXT else f"{shown}..."
 
 
 def _shown(value: Any) -> str:

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from sortition.core.errors import ConfigurationError
 from sortition.core.state import array, check
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine.clients import Roster, draw_prior, mass_of, named_prior
 from sortition.engine.drawing import Distribution
 from sortition.engine.pivotal import ProbabilityLine, line_of_masses
+
+MOST_DENSE = 2**24
+"""Clients that a vector of masses may have: each takes some 50 bytes, and a round visits all of them."""
 
 
 @njit(cache=True)
@@ -81,6 +85,11 @@ class Dense(Distribution):
     """
 
     def __init__(self, roster: Roster) -> None:
+        if roster.ids > MOST_DENSE:
+            raise ConfigurationError(
+                f"num_clients must be at most {MOST_DENSE} for a sampler that keeps a mass for every client, "
+                f"got {roster.ids}"
+            )
         self.roster = roster
         self.set(roster.masses(None))
 

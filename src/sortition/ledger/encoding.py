@@ -11,7 +11,8 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +26,10 @@ Plain: TypeAlias = Mapping[str, Any]
 
 BITMAP_SHARE = 1 / 64
 """If more than this share of the ids up to the largest is available, one bit for each id is shorter."""
+ALIGNMENT = 8
+"""The arrays begin at a multiple of this, so that a row's can be used where they are."""
+LONGEST_REMEMBERED = 1000
+"""A header of at most this many bytes is read only once."""
 _PARTS = ("clients", "counts", "probabilities", "weights")
 _LENGTH = struct.Struct("<I")
 _DTYPE = re.compile(r"[<|][biuf](1|2|4|8)")
@@ -63,44 +68,99 @@ def pieces(values: Plain) -> list[bytes | memoryview]:
                 f"{name} must be an array, a number, a string or None, got {type(value).__name__}"
             )
     text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(_LENGTH.size + len(text)) % ALIGNMENT)
     return [_LENGTH.pack(len(text)), text, *arrays]
 
 
-def unpack(data: bytes | memoryview) -> dict[str, Any]:
-    """What ``pack`` was given; a LedgerError for bytes that it cannot have made."""
+def unpack(data: bytes | memoryview, *, copy: bool = True) -> dict[str, Any]:
+    """What ``pack`` was given; a LedgerError for bytes that it cannot have made.
+
+    Without ``copy`` the arrays share the memory of ``data``, and can be changed only if that can be.
+    """
     try:
         view = memoryview(data)
         (length,) = _LENGTH.unpack_from(view)
-        header = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length]))
-        place = _LENGTH.size + length
+        start = _LENGTH.size + length
+        header = bytes(view[_LENGTH.size : start])
+        entries, size = (_remembered_layout if length <= LONGEST_REMEMBERED else _layout)(header)
+        if start + size != len(view):
+            raise ValueError("bytes are missing" if start + size > len(view) else "bytes are left over")
         values: dict[str, Any] = {}
-        for name, kind, value in header:
-            if kind == "plain":
-                if not (value is None or isinstance(value, (bool, int, str))):
-                    raise ValueError(f"a plain value that is a {type(value).__name__}")
-                values[str(name)] = value
-            elif kind == "float":
-                values[str(name)] = float.fromhex(value)
-            else:
-                values[str(name)], place = _array(view, place, kind, value)
-        if place != len(view):
-            raise ValueError("bytes are left over")
+        for name, dtype, value, place in entries:
+            if dtype is not None:
+                found = np.frombuffer(view, dtype, math.prod(value), start + place)
+                value = found.reshape(value) if len(value) != 1 else found
+                if copy or (start + place) % ALIGNMENT:
+                    value = value.copy()
+            values[name] = value
     except (ValueError, TypeError, KeyError, struct.error, OverflowError, RecursionError) as error:
         raise LedgerError(f"a record cannot be read: {error}") from None
     return values
 
 
-def _array(view: memoryview, place: int, kind: Any, shape: Any) -> tuple[np.ndarray[Any, Any], int]:
-    if not isinstance(kind, str) or not _DTYPE.fullmatch(kind):
-        raise ValueError(f"unknown type {kind!r}")
-    lengths = tuple(int(length) for length in shape)
-    if min(lengths, default=0) < 0:
-        raise ValueError("a negative length")
-    dtype = np.dtype(kind)
-    end = place + dtype.itemsize * math.prod(lengths)
-    if end > len(view):
-        raise ValueError("bytes are missing")
-    return np.frombuffer(view[place:end], dtype=dtype).reshape(lengths).copy(), end
+Entry: TypeAlias = tuple[str, "np.dtype[Any] | None", Any, int]
+"""The name of a value; itself or, of an array, its type, its shape, and its place after the header."""
+
+
+def _layout(header: bytes) -> tuple[list[Entry], int]:
+    """What the header says of each value, and how many bytes all arrays have."""
+    entries: list[Entry] = []
+    place = 0
+    for name, kind, value in json.loads(header):
+        if kind == "plain":
+            if not (value is None or isinstance(value, (bool, int, str))):
+                raise ValueError(f"a plain value that is a {type(value).__name__}")
+            entries.append((str(name), None, value, 0))
+        elif kind == "float":
+            entries.append((str(name), None, float.fromhex(value), 0))
+        else:
+            if not isinstance(kind, str) or not _DTYPE.fullmatch(kind):
+                raise ValueError(f"unknown type {kind!r}")
+            lengths, dtype = tuple(int(length) for length in value), np.dtype(kind)
+            if min(lengths, default=0) < 0:
+                raise ValueError("a negative length")
+            entries.append((str(name), dtype, lengths, place))
+            place += dtype.itemsize * math.prod(lengths)
+    return entries, place
+
+
+_remembered_layout = lru_cache(maxsize=1024)(_layout)
+"""Most rows of a run have one of a few headers, and reading JSON is most of the work."""
+
+
+def unpack_columns(
+    rows: Sequence[bytes], names: Mapping[str, type[np.generic]]
+) -> tuple[IntArray, list[Any]]:
+    """The lists called ``names``, which are equally long in each row: their lengths, and each end to end.
+
+    Rows with the same header are read at once: there are few headers, and many rows.
+    """
+    alike: dict[bytes, list[int]] = {}
+    for place, row in enumerate(rows):
+        start = _LENGTH.size + int.from_bytes(row[: _LENGTH.size], "little")
+        alike.setdefault(row[:start], []).append(place)
+    sizes = np.zeros(len(rows), dtype=np.int64)
+    found: list[tuple[list[int], list[Any]]] = []
+    for header, places in alike.items():
+        group, whole = [rows[place] for place in places], unpack(rows[places[0]], copy=False)
+        columns = [column_of(whole, name) for name in names]
+        if len({len(column) for column in columns}) > 1 or len({len(row) for row in group}) > 1:
+            raise LedgerError(f"{', '.join(names)} must be equally long, and are not")
+        table = np.frombuffer(b"".join(group), np.uint8).reshape(len(group), -1)
+        sizes[places] = len(columns[0])
+        begins = {name: len(header) + place for name, _, _, place in _layout(header[_LENGTH.size :])[0]}
+        values = []
+        for (name, wanted), column in zip(names.items(), columns, strict=True):
+            if column.dtype != wanted:
+                raise LedgerError(f"{name} must be {np.dtype(wanted)}, got {column.dtype}")
+            values.append(np.ascontiguousarray(table[:, begins[name] :][:, : column.nbytes]).view(wanted))
+        found.append((places, values))
+    joined = [np.empty(int(sizes.sum()), dtype=dtype) for dtype in names.values()]
+    for places, values in found:
+        targets = (np.cumsum(sizes) - sizes)[places][:, None] + np.arange(values[0].shape[1])
+        for column, value in zip(joined, values, strict=True):
+            column[targets] = value
+    return sizes, joined
 
 
 def drawn_values(cohort: Cohort, available: ArrayLike | None) -> dict[str, Any]:
@@ -112,7 +172,7 @@ def cohort_values(cohort: Cohort) -> dict[str, Any]:
     """A cohort without its round, which the row has in a column of its own."""
     return {
         "cohort_size": cohort.cohort_size,
-        "ticket": cohort.ticket,
+        "ticket": np.array([cohort.ticket]),  # not in the header, which is then the same in many rows
         **{name: getattr(cohort, name) for name in _PARTS},
     }
 
@@ -146,6 +206,8 @@ def ids_of(values: Mapping[str, Any], name: str) -> IntArray:
 def whole_of(values: Mapping[str, Any], name: str) -> int:
     """The whole number with that name in a row."""
     found = values.get(name)
+    if isinstance(found, np.ndarray) and found.shape == (1,):
+        found = found.item()
     if not isinstance(found, int) or isinstance(found, bool):
         raise LedgerError(f"{name} must be a whole number, got {_shortened(found)}")
     return found

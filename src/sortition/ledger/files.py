@@ -73,7 +73,7 @@ class RunFiles:
         others = sorted((self._time(name, other), other) for other in self.numbers(name) if other != number)
         now = max(time.time_ns(), others[-1][0] + 1 if others else 0)
         try:
-            with open(unfinished, "wb", opener=_private) as file:
+            with open(unfinished, "wb", opener=private) as file:
                 for piece in (MAGIC, self._run_id, *pieces(values)):
                     digest.update(piece)
                     file.write(piece)
@@ -174,15 +174,34 @@ def _attachment_file(name: Any) -> str:
 
 
 def plain_file(path: str | Path, flags: int) -> int:
-    """Open a regular file, and nothing else: opening a pipe would wait for a writer."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    """Open a regular file, and nothing else: a pipe would wait for a writer, a link may lead anywhere."""
+    if os.path.islink(path):
+        raise LedgerError(f"{path} must be a plain file, got a link")
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise LedgerError(f"{path} must be a plain file, got another kind of file")
     return descriptor
 
 
-def _private(path: str, flags: int) -> int:
+def make_side_directory(run: Path) -> Path:
+    """The side directory of a run that is to be written: made if need be, and ours alone to write to."""
+    directory = side_directory(run)
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise LedgerError(f"the directory of {run} cannot be written to: {error}") from None
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not ours or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise LedgerError(
+            f"{directory} must be a directory that belongs to you and that nobody else may write to: "
+            "others could put links there, and what is written would go where they lead"
+        )
+    return directory
+
+
+def private(path: str, flags: int) -> int:
     """Open a file that only its owner may read: it holds norms, and perhaps the key of the noise."""
     return os.open(path, flags, 0o600)
 

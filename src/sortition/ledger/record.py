@@ -14,7 +14,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import named_keywords
+from sortition.core.validation import named_keywords, printable
 from sortition.ledger.encoding import available_of, cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
@@ -100,6 +100,12 @@ class RunRecord:
         return None if self._start is self._first else whole_of(self._start, at_start)
 
     @property
+    def first_round(self) -> int:
+        """The round of the first cohort that can be drawn."""
+        at_start = "state.round_index"
+        return whole_of(self._start, at_start) if at_start in self._start else 0
+
+    @property
     def rows(self) -> int:
         """The number of rows."""
         return self._store.last + 1
@@ -107,7 +113,7 @@ class RunRecord:
     @property
     def sampler(self) -> str:
         """The class of the sampler."""
-        return str(self._first.get("sampler"))
+        return printable(str(self._first.get("sampler")))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -143,6 +149,11 @@ class RunRecord:
         """The seed of the draws, if the state says so."""
         found = self._start.get("state.seed")
         return found if isinstance(found, int) else None
+
+    @property
+    def private(self) -> bool:
+        """Whether the sampler noises norms; then neither norms nor the seed may be shown."""
+        return bool(self.config.get("privacy", "none") != "none")
 
     @property
     def guard(self) -> str | None:
@@ -197,15 +208,12 @@ class RunRecord:
 
     def memberships(self) -> Iterator[Membership]:
         """Every change of the clients."""
-        at_start = "state.round_index"
-        next_round = whole_of(self._start, at_start) if at_start in self._start else 0
+        next_round = self.first_round
         for event in self._store.events():
             if event.kind == "drawn":
                 next_round = event.round_index + 1
-            elif event.kind == "joined":
-                yield Membership(next_round, event.time, ids_of(event.values(), "ids"), None)
-            elif event.kind == "left":
-                yield Membership(next_round, event.time, None, ids_of(event.values(), "clients"))
+            elif change := membership_of(event, next_round):
+                yield change
 
     def close(self) -> None:
         """Close the file."""
@@ -232,6 +240,15 @@ class RunRecord:
             return Round(cohort, available, drawn.time, None, None)
         observed = self._store.event(number)
         return Round(cohort, available, drawn.time, _norms(observed, cohort), observed.time)
+
+
+def membership_of(event: Event, next_round: int) -> Membership | None:
+    """The change of the clients that a row records, if it does, before ``next_round`` was drawn."""
+    if event.kind == "joined":
+        return Membership(next_round, event.time, ids_of(event.values(), "ids"), None)
+    if event.kind == "left":
+        return Membership(next_round, event.time, None, ids_of(event.values(), "clients"))
+    return None
 
 
 def _size_in(values: Mapping[str, Any], name: str) -> int | None:

@@ -29,7 +29,7 @@ from sortition.core.errors import (
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, real_numbers, whole_number
 from sortition.ledger.encoding import Plain, cohort_of, cohort_values, drawn_values, same_cohort, same_norms
-from sortition.ledger.files import SNAPSHOT, RunFiles, run_file, side_directory, sync
+from sortition.ledger.files import SNAPSHOT, RunFiles, make_side_directory, run_file, sync
 from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
 from sortition.ledger.replay import (
     MakeSampler,
@@ -58,13 +58,9 @@ def open_run(
     """
     snapshot_every = whole_number("snapshot_every", snapshot_every, least=1)
     run = run_file(path)
-    directory = side_directory(run)
     if run.exists():
         check_header(run)
-    try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise LedgerError(f"the directory of {run} cannot be written to: {error}") from None
+    directory = make_side_directory(run)
     lock = WriterLock(directory / LOCK, run)
     try:
         if not run.exists():

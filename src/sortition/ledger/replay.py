@@ -20,7 +20,7 @@ import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError
 from sortition.core.protocols import Sampler
-from sortition.ledger.encoding import available_of, cohort_of, same_cohort
+from sortition.ledger.encoding import available_of, cohort_of, ids_of, same_cohort
 from sortition.ledger.files import SNAPSHOT, RunFiles
 from sortition.ledger.store import Event, Store
 from sortition.samplers.base import BaseSampler
@@ -67,7 +67,12 @@ class Replayed:
                     cohort = cohort_of(event.round_index, values)
                 self.sampler.observe(cohort, values["norms"])
             elif event.kind == "joined":
-                self.sampler.add_clients(values["clients"], client_weights=values["client_weights"])
+                ids, masses = ids_of(values, "ids"), values["clients"]
+                clients = masses if np.ndim(masses) else len(ids)
+                if not np.array_equal(
+                    self.sampler.add_clients(clients, client_weights=values["client_weights"]), ids
+                ):
+                    raise LedgerError(f"row {event.number} gives the clients that joined other ids")
             elif event.kind == "left":
                 self.sampler.remove_clients(values["clients"])
             elif event.kind == "calibrated":
@@ -79,7 +84,7 @@ class Replayed:
                 raise LedgerError(f"row {event.number} is of an unknown kind: {event.kind!r}")
         except LedgerError:
             raise
-        except (SortitionError, KeyError, AttributeError) as error:
+        except (SortitionError, KeyError, AttributeError, TypeError, ValueError, MemoryError) as error:
             raise LedgerError(f"row {event.number} ({event.kind}) cannot be repeated: {error}") from error
 
     def _draw(self, event: Event, values: Mapping[str, Any]) -> None:
@@ -216,8 +221,6 @@ def maker_from(values: Mapping[str, Any]) -> MakeSampler | None:
     def make() -> Sampler:
         try:
             return parts.build()
-        except MemoryError:
-            raise
         except Exception as error:  # settings from a damaged or forged file may do anything
             raise LedgerError(f"the recorded settings do not build a sampler: {error}") from error
 

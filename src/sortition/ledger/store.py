@@ -16,10 +16,10 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from sortition.core.errors import LedgerError
@@ -43,6 +43,8 @@ CREATE INDEX events_by_round ON events (round_index, kind);
 OnRow: TypeAlias = Callable[[int, int], None]
 """Called while rows are read: how many are done, and how many there are."""
 
+LEAST_ROW = 32
+"""Bytes. No row of a run takes less."""
 _HEADER = struct.Struct(">16s44xi4xi28x")  # SQLite's first 100 bytes: magic, user_version, application_id
 _COLUMNS = (int, str, int, float, bytes, bytes)
 """The types of a row's columns. In a damaged database SQLite may return others."""
@@ -55,8 +57,7 @@ _NOT_DAMAGE = tuple(
 """SQLite's errors that concern the disk or the directory rather than the contents of the database."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """A row: what happened, in which round, and when."""
 
     number: int
@@ -67,8 +68,8 @@ class Event:
     checksum: bytes
 
     def values(self) -> dict[str, Any]:
-        """The contents of the payload. The first row must also hold the id of its run."""
-        values = unpack(self.payload)
+        """The contents of the payload, not to be changed. The first row must also hold the id of its run."""
+        values = unpack(self.payload, copy=False)
         run_id = values.get("run_id")
         if self.number == 0 and not (isinstance(run_id, str) and re.fullmatch("([0-9a-f]{2})+", run_id)):
             raise LedgerError(f"run_id of row 0 must be hexadecimal digits, got {run_id!r:.80}")
@@ -77,11 +78,8 @@ class Event:
 
 def checksum(previous: bytes, number: int, kind: str, round_index: int, at: float, payload: bytes) -> bytes:
     """The checksum of a row: BLAKE2b over the previous row's checksum and all other columns."""
-    digest = blake2b(previous, digest_size=16)
-    digest.update(_NUMBERS.pack(number, round_index, at))
-    digest.update(kind.encode() + b"\0")
-    digest.update(payload)
-    return digest.digest()
+    columns = (previous, _NUMBERS.pack(number, round_index, at), kind.encode(), b"\0", payload)
+    return blake2b(b"".join(columns), digest_size=16).digest()
 
 
 class Store:
@@ -103,6 +101,7 @@ class Store:
         with self._sqlite_errors("opened", advice):
             self._connection = _connect(path, write, good)
             try:
+                self._check_schema()
                 if write:
                     mode = self._connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
                     if mode != "wal":
@@ -272,7 +271,8 @@ class Store:
         if problem is not None:
             there = 0
             with suppress(sqlite3.Error):
-                there = self._connection.execute("SELECT count(*) FROM events NOT INDEXED").fetchone()[0]
+                rows = f"SELECT 1 FROM events NOT INDEXED LIMIT {self._most_rows()}"
+                there = self._connection.execute(f"SELECT count(*) FROM ({rows})").fetchone()[0]
             self.dropped = max(1, there - good.number - 1)
 
     def _rows_in_order(self) -> str:
@@ -280,27 +280,48 @@ class Store:
         columns = "SELECT number, kind, round_index FROM events NOT INDEXED"
         return f"({columns} WHERE number >= 0 ORDER BY number LIMIT {self.last + 1})"
 
+    def _check_schema(self) -> None:
+        """A LedgerError unless the database has the table and the index of a run, and nothing else.
+
+        A view in the place of the table could take forever to read, and a trigger could drop new rows.
+        """
+        self._connection.execute("PRAGMA trusted_schema = OFF")
+        query = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+        wanted = _schema()
+        found = self._connection.execute(query).fetchmany(len(wanted) + 1)
+        if found != wanted:
+            raise LedgerError(
+                f"{self.path} must have the tables of a run and no others; {_advice(self.path)}"
+            )
+
     def _check_length(self) -> None:
         """A LedgerError if the file ends within a page; where whole pages are missing, SQLite says so itself.
 
         While rows are in the WAL the file may be short. SQLite keeps a WAL for as long as anybody is
         connected, so it is enough to look for it last.
         """
-        pages, size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")
-        )
-        found = self.path.stat().st_size
-        if found < pages * size and not _has_wal(self.path):
+        size, found = self._size(), self.path.stat().st_size
+        if found < size and not _has_wal(self.path):
             raise LedgerError(
-                f"the end of {self.path} is missing: it has {found} of {pages * size} bytes; "
-                f"{_advice(self.path)}"
+                f"the end of {self.path} is missing: it has {found} of {size} bytes; {_advice(self.path)}"
             )
+
+    def _size(self) -> int:
+        """The bytes of all pages, those in the WAL included."""
+        query = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        return int(self._connection.execute(query).fetchone()[0])
+
+    def _most_rows(self) -> int:
+        """More rows do not fit into the file. Forged pages may refer to one another, and never end."""
+        return self._size() // LEAST_ROW
 
     def _last_row(self) -> tuple[int, bytes]:
         query = "SELECT number, checksum FROM events ORDER BY number DESC LIMIT 1"
         row = self._connection.execute(query).fetchone()
         if row is None or not (isinstance(row[0], int) and isinstance(row[1], bytes)):
             raise LedgerError(f"the last row of {self.path} is damaged, got {row}; {_advice(self.path)}")
+        if not 0 <= row[0] < self._most_rows():
+            raise LedgerError(f"{self.path} is too small for a row {row[0]}; {_advice(self.path)}")
         return row[0], row[1]
 
     def _checksum_of(self, number: int) -> bytes:
@@ -319,6 +340,19 @@ class Store:
         except (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError) as error:  # the last: damaged text
             problem = sqlite_problem(self.path, action, error)
             raise LedgerError(f"{problem}; {advice}" if advice and _is_damage(error) else problem) from error
+
+
+@cache
+def _schema() -> list[tuple[str, ...]]:
+    """What ``sqlite_master`` holds in a run."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(SCHEMA)
+        return connection.execute(
+            "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+        ).fetchall()
+    finally:
+        connection.close()
 
 
 def _connect(path: Path, write: bool, good: bool) -> sqlite3.Connection:

@@ -6,10 +6,9 @@ import csv
 import math
 import os
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,12 +17,13 @@ import numpy as np
 
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray
-from sortition.ledger.files import belongs_to
-from sortition.ledger.record import RunRecord
+from sortition.core.validation import printable
+from sortition.ledger.files import belongs_to, private
+from sortition.ledger.record import Membership, RunRecord, membership_of
 from sortition.ledger.replay import fields_of
+from sortition.ledger.tally import ClientSummary, ClientTable, Tally
 from sortition.samplers.guard import Guard, Suspect
 
-LAST_NORMS = 3
 CLIENT_COLUMNS = ("client", "draws", "no reply", "last probability", "last norms")
 SUSPECT_COLUMNS = ("client", "clipped reports", "times the bound", "draws", "last norms")
 NAMED_SUSPECTS = 3
@@ -70,28 +70,15 @@ class Suspicion:
         return f"{len(self.suspects)}, with {reports} reports above the guard's clip: {named}{blind}"
 
 
-@dataclass(slots=True)
-class ClientSummary:
-    """One client that was drawn."""
-
-    client: int
-    draws: int = 0
-    failures: int = 0
-    """Rounds in which it did not reply."""
-    probability: float = 0.0
-    """Its probability in the last round that it was drawn in."""
-    norms: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_NORMS))
-    """Its last norms, the newest last."""
-    left: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run in figures; ``clients`` are those that were drawn, the most drawn first."""
+    """A run in figures."""
 
     sampler: str
     cohort_size: int | None
     seed: int | None
+    private: bool
+    """Whether norms and seed must not be shown."""
     settings: str
     """The other settings of the sampler, in words."""
     experts: tuple[tuple[str, str], ...]
@@ -116,7 +103,9 @@ class RunSummary:
     """The next round of the state that was loaded at the start."""
     first_draw: float | None
     last_event: float
-    clients: tuple[ClientSummary, ...]
+    clients: ClientTable
+    changes: tuple[Membership, ...]
+    """Who joined and left, and when."""
     suspicion: Suspicion
     """The clients whose norms were clipped by the sampler's guard."""
     seen_by_round: FloatArray
@@ -126,93 +115,65 @@ class RunSummary:
     replies_by_round: FloatArray
     """The share of the cohort that replied; nan for open rounds."""
     norms_by_round: FloatArray
-    """The median of the norms; nan where there are none."""
+    """The median of the norms; nan where there are none, or where they must not be shown."""
 
 
 def summarise(record: RunRecord) -> RunSummary:
     """Read the whole record, once."""
-    clients: dict[int, ClientSummary] = {}
-    seen, effective, replied, medians = [], [], [], []
-    squares = draws = replies = failures = open_rounds = 0
+    tally, changes = Tally(), []
     first: float | None = None
-    oldest_open: float | None = None
-    last = record.begun_at
-    for round_ in record.rounds():
-        first = round_.drawn_at if first is None else first
-        last = max(last, round_.drawn_at or 0.0, round_.observed_at or 0.0)
-        cohort = round_.cohort
-        for client, count, probability in zip(
-            cohort.clients.tolist(), cohort.counts.tolist(), cohort.probabilities.tolist(), strict=True
-        ):
-            known = clients.setdefault(client, ClientSummary(client))
-            known.probability = probability
-            squares += 2 * known.draws * count + count * count
-            known.draws += count
-            draws += count
-        seen.append(len(clients))
-        effective.append(draws * draws / squares if squares else 0.0)
-        if round_.norms is None:
-            open_rounds += 1
-            oldest_open = round_.drawn_at if oldest_open is None else oldest_open
-            replied.append(np.nan)
-            medians.append(np.nan)
-            continue
-        for client, norm in zip(cohort.clients.tolist(), round_.norms.tolist(), strict=True):
-            if np.isnan(norm):
-                clients[client].failures += 1
-            else:
-                clients[client].norms.append(norm)
-        heard = round_.norms[~np.isnan(round_.norms)]
-        replies += len(heard)
-        failures += len(round_.norms) - len(heard)
-        replied.append(len(heard) / len(round_.norms) if len(round_.norms) else np.nan)
-        medians.append(float(np.median(heard)) if len(heard) else np.nan)
-    everybody, present, last_change = _count_members(record, clients)
-    return RunSummary(
-        sampler=record.sampler,
-        cohort_size=record.cohort_size,
-        seed=record.seed,
-        settings=settings_in_words(record.config),
-        experts=tuple((place, expert_in_words(kind, config)) for place, kind, config in record.experts),
-        rounds=len(seen),
-        open_rounds=open_rounds,
-        oldest_open=oldest_open,
-        draws=draws,
-        replies=replies,
-        failures=failures,
-        present=present,
-        everybody=everybody,
-        coverage=None if not everybody else len(clients) / everybody,
-        effective_clients=effective[-1] if effective else 0.0,
-        begun_at=record.begun_at,
-        continues=record.continues,
-        first_draw=first,
-        last_event=max(last, last_change),
-        clients=tuple(sorted(clients.values(), key=lambda known: (-known.draws, known.client))),
-        suspicion=suspicion_of(record),
-        seen_by_round=np.array(seen, dtype=float),
-        effective_by_round=np.array(effective, dtype=float),
-        replies_by_round=np.array(replied, dtype=float),
-        norms_by_round=np.array(medians, dtype=float),
-    )
-
-
-def _count_members(
-    record: RunRecord, clients: Mapping[int, ClientSummary]
-) -> tuple[int | None, int | None, float]:
-    """All clients there ever were, those present at the end, and the last change; marks those that left."""
-    everybody, left = record.initial_clients, record.initially_left.tolist()
-    last_change = record.begun_at
-    for change in record.memberships():
-        last_change = max(last_change, change.time)
+    last, next_round = record.begun_at, record.first_round
+    for event in record.events():
+        last = max(last, event.time)
+        if event.kind == "drawn":
+            first = event.time if first is None else first
+            next_round = event.round_index + 1
+            tally.add_cohort(event.round_index, event.payload, event.time)
+        elif event.kind == "observed":
+            if event.round_index not in tally.open:  # drawn before the state was loaded: the row has it
+                tally.add_cohort(event.round_index, event.payload, event.time)
+            tally.add_feedback(event.round_index, event.payload)
+        elif change := membership_of(event, next_round):
+            changes.append(change)
+    everybody, left = record.initial_clients, set(record.initially_left.tolist())
+    for change in changes:
         if change.joined is not None and everybody is not None:
             everybody += len(change.joined)
         if change.left is not None:
-            left += change.left.tolist()
-    for client in left:
-        if client in clients:
-            clients[client].left = True
-    return everybody, None if everybody is None else everybody - len(left), last_change
+            left.update(change.left.tolist())
+    seen, effective, replied, medians = tally.by_round()
+    clients = tally.clients
+    clients.left, clients.private = left, record.private
+    clients.sort()
+    return RunSummary(
+        sampler=record.sampler,
+        cohort_size=record.cohort_size,
+        seed=None if record.private else record.seed,
+        private=record.private,
+        settings=settings_in_words(record.config),
+        experts=tuple((place, expert_in_words(kind, config)) for place, kind, config in record.experts),
+        rounds=tally.rounds,
+        open_rounds=len(tally.open),
+        oldest_open=next((drawn_at for _, _, drawn_at in tally.open.values()), None),
+        draws=tally.draws,
+        replies=tally.replies,
+        failures=tally.failures,
+        present=None if everybody is None else everybody - len(left),
+        everybody=everybody,
+        coverage=None if not everybody else len(clients) / everybody,
+        effective_clients=float(effective[-1]) if len(effective) else 0.0,
+        begun_at=record.begun_at,
+        continues=record.continues,
+        first_draw=first,
+        last_event=last,
+        clients=clients,
+        changes=tuple(changes),
+        suspicion=suspicion_of(record),
+        seen_by_round=seen.astype(float),
+        effective_by_round=effective,
+        replies_by_round=replied,
+        norms_by_round=np.full(len(medians), np.nan) if record.private else medians,
+    )
 
 
 def suspicion_of(record: RunRecord) -> Suspicion:
@@ -241,7 +202,7 @@ def suspicion_of(record: RunRecord) -> Suspicion:
 def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
     """The row of a client: how often it was drawn, and what its probability follows from."""
     silent = "never replied" if known.failures else "none yet"
-    norms = " ".join(f"{norm:.3g}" for norm in reversed(known.norms)) or silent
+    norms = "not shown" if known.norms is None else " ".join(f"{norm:.3g}" for norm in known.norms) or silent
     name = f"{known.client} (left)" if known.left else str(known.client)
     return name, str(known.draws), str(known.failures), f"{known.probability:.3g}", norms
 
@@ -249,28 +210,24 @@ def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
 def median_row(summary: RunSummary) -> tuple[str, str, str, str, str]:
     """The medians over all drawn clients, to compare a client with."""
     clients = summary.clients
-    newest = [known.norms[-1] for known in clients if known.norms]
+    newest = clients.norms[~np.isnan(clients.norms[:, 0]), 0]
+    norm = f"{np.median(newest):.3g}" if len(newest) else "none"
     return (
         "median",
-        f"{np.median([known.draws for known in clients]):g}",
-        f"{np.median([known.failures for known in clients]):g}",
-        f"{np.median([known.probability for known in clients]):.3g}",
-        f"{np.median(newest):.3g}" if newest else "none",
+        f"{np.median(clients.draws):g}",
+        f"{np.median(clients.failures):g}",
+        f"{np.median(clients.probabilities):.3g}",
+        "not shown" if summary.private else norm,
     )
 
 
 def suspect_rows(summary: RunSummary, most: int) -> list[tuple[str, str, str, str, str]]:
     """The clients whose norms were clipped, the most frequent first."""
-    known = {client.client: client for client in summary.clients}
-    return [
-        _suspect_row(suspect, known.get(suspect.client, ClientSummary(suspect.client)))
-        for suspect in summary.suspicion.suspects[:most]
-    ]
-
-
-def _suspect_row(suspect: Suspect, known: ClientSummary) -> tuple[str, str, str, str, str]:
-    name, draws, _, _, norms = client_row(known)
-    return name, str(suspect.hits), f"{suspect.largest_excess:.3g}", draws, norms
+    rows = []
+    for suspect in summary.suspicion.suspects[:most]:
+        name, draws, _, _, norms = client_row(summary.clients.of(suspect.client))
+        rows.append((name, str(suspect.hits), f"{suspect.largest_excess:.3g}", draws, norms))
+    return rows
 
 
 def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, str]]:
@@ -286,10 +243,13 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
     failed = f"{summary.failures} of {asked} requests to a client ({share})" if asked else "none asked yet"
     present, coverage, of_all = _clients_in_words(summary)
     lasted = duration(summary.last_event - summary.begun_at)
-    return [
+    found = [
         ("sampler", summary.sampler),
         ("cohort size", "unknown" if summary.cohort_size is None else str(summary.cohort_size)),
-        ("seed", "unknown" if summary.seed is None else str(summary.seed)),
+        (
+            "seed",
+            "not shown" if summary.private else "unknown" if summary.seed is None else str(summary.seed),
+        ),
         ("settings", summary.settings),
         *((f"expert {place}", expert) for place, expert in summary.experts),
         ("begun", moment(summary.begun_at) + _continued(summary)),
@@ -301,6 +261,7 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         ("failures", failed),
         ("suspects", summary.suspicion.in_words()),
     ]
+    return [(name, printable(value)) for name, value in found]
 
 
 def _continued(summary: RunSummary) -> str:
@@ -388,7 +349,7 @@ def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Pat
     """Write ``rounds.csv``, ``draws.csv`` and ``members.csv``; numbers are exact, times are UTC.
 
     ``draws.csv`` has a row for each client of each cohort. A norm is empty where the client did not reply
-    (``replied`` 0) or the round is open (``replied`` empty).
+    (``replied`` 0), where the round is open (``replied`` empty), and in a private run.
     """
     target = Path(directory)
     if belongs_to(record.path, target):
@@ -416,7 +377,10 @@ def _write(record: RunRecord, path: Path, columns: Iterable[str], rows: Iterable
 
 @contextmanager
 def whole_file(path: Path, run: Path) -> Iterator[TextIO]:
-    """A file that replaces ``path`` once it is whole; a LedgerError if ``path`` is one of the run's files."""
+    """A file that replaces ``path`` once it is whole, with the permissions of the run.
+
+    It is a LedgerError if ``path`` is one of the run's files.
+    """
     if belongs_to(run, path):
         raise LedgerError(f"{path} is one of the files of the run; choose another file")
     if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
@@ -425,10 +389,11 @@ def whole_file(path: Path, run: Path) -> Iterator[TextIO]:
         return
     target = Path(os.path.realpath(path))
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-    with open(unfinished, "x", newline="", encoding="utf-8") as file:
+    with open(unfinished, "x", newline="", encoding="utf-8", opener=private) as file:
         try:
             yield file
             file.flush()
+            os.fchmod(file.fileno(), run.stat().st_mode & 0o666)
             os.replace(unfinished, target)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -463,7 +428,7 @@ def _draws(record: RunRecord) -> Iterator[tuple[Any, ...]]:
             strict=True,
         ):
             heard = "" if norm is None else int(not math.isnan(norm))
-            shown = repr(norm) if heard == 1 else ""
+            shown = repr(norm) if heard == 1 and not record.private else ""
             yield (cohort.round_index, client, count, repr(probability), repr(weight), heard, shown)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sortition.core.errors import LedgerError
-from sortition.core.validation import named_keywords
+from sortition.core.validation import named_keywords, printable
 from sortition.ledger.encoding import pack
 from sortition.ledger.files import ATTACHMENT, SNAPSHOT, RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
@@ -58,7 +58,10 @@ def verify_run(
         make = make_sampler or maker_from(values)
         replayed = None if make is None else begin(make, first)
         compared = 0
+        rounds = set()
         for event in store.events():
+            if event.kind in ("drawn", "observed"):
+                rounds.add(event.round_index)
             if replayed is not None and event.number > 0:
                 replayed.apply(event)
             if event.number in snapshots:
@@ -68,11 +71,11 @@ def verify_run(
             raise store.damage(f"rows are missing from {run}: a snapshot was taken after row {beyond[0]}")
         return Verified(
             rows=store.last + 1,
-            rounds=len(store.numbers("drawn").keys() | store.numbers("observed").keys()),
+            rounds=len(rounds),
             snapshots=compared,
             attachments=_check_attachments(files),
             replayed=replayed is not None,
-            sampler=str(values.get("sampler")),
+            sampler=printable(str(values.get("sampler"))),
         )
     finally:
         store.close()

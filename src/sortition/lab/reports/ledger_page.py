@@ -13,8 +13,6 @@ from sortition.ledger import RunRecord
 from sortition.ledger.summary import (
     CLIENT_COLUMNS,
     SUSPECT_COLUMNS,
-    ClientSummary,
-    RunSummary,
     client_row,
     figures,
     summarise,
@@ -35,7 +33,7 @@ def ledger_page(record: RunRecord) -> str:
         page.paragraph(
             "Clients whose norms were above the clip of the sampler's guard, the most frequent first."
         )
-        page.table(SUSPECT_COLUMNS, _suspects(summary))
+        page.table(SUSPECT_COLUMNS, map(_row, suspect_rows(summary, SHOWN)))
     rounds = np.arange(1, summary.rounds + 1)
     page.heading("Who takes part")
     page.paragraph(
@@ -55,19 +53,19 @@ def ledger_page(record: RunRecord) -> str:
                 {"share of the cohort": (rounds, summary.replies_by_round)}, "round", "replied", share=True
             )
         )
-        page.heading("Norms of the updates")
-        page.paragraph(
-            "On a logarithmic scale; a round without a reply, or with a median of 0, is left out.", note=True
-        )
-        medians = {"median of the cohort": (rounds, summary.norms_by_round)}
-        page.chart(line_chart(medians, "round", "norm", log=True))
+        if not summary.private:
+            page.heading("Norms of the updates")
+            page.paragraph(
+                "On a logarithmic scale; a round without a reply, or with a median of 0, is left out.",
+                note=True,
+            )
+            medians = {"median of the cohort": (rounds, summary.norms_by_round)}
+            page.chart(line_chart(medians, "round", "norm", log=True))
     page.heading("The most drawn clients")
-    page.table(CLIENT_COLUMNS, [_row(client_row(known), known) for known in summary.clients[:SHOWN]])
+    page.table(CLIENT_COLUMNS, [_row(client_row(known)) for known in summary.clients[:SHOWN]])
     page.heading("The least drawn clients, of those drawn at all")
-    page.table(
-        CLIENT_COLUMNS, [_row(client_row(known), known) for known in summary.clients[: -SHOWN - 1 : -1]]
-    )
-    changes = list(record.memberships())
+    page.table(CLIENT_COLUMNS, [_row(client_row(known)) for known in summary.clients[: -SHOWN - 1 : -1]])
+    changes = summary.changes
     if changes:
         page.heading("Joins and leaves")
         if len(changes) > CHANGES:
@@ -82,17 +80,9 @@ def ledger_page(record: RunRecord) -> str:
     return page.render()
 
 
-def _suspects(summary: RunSummary) -> list[tuple[str, ...]]:
-    known = {client.client: client for client in summary.clients}
-    rows = zip(summary.suspicion.suspects, suspect_rows(summary, SHOWN), strict=False)
-    return [_row(row, known.get(suspect.client)) for suspect, row in rows]
-
-
-def _row(row: Sequence[str], known: ClientSummary | None) -> tuple[str, ...]:
-    """Numbers to the right, and the last norms apart from each other, with three digits each."""
+def _row(row: Sequence[str]) -> tuple[str, ...]:
+    """Numbers to the right, and the last norms apart from each other."""
     *numbers, norms = row
-    if known is not None and known.norms:
-        norms = ", ".join(f"{norm:#.3g}".rstrip(".") for norm in reversed(known.norms))
     return (*map(Number, numbers), norms)
 
 

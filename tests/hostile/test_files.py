@@ -1,0 +1,230 @@
+"""Runs from others: nothing in the file is executed, nothing hangs, and no name reaches the terminal as it is."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from sortition import AvareSampler, LedgerError, NormPrivacy
+from sortition.cli.commands import app
+from sortition.ledger import open_run, read_run, verify_run
+from sortition.ledger.encoding import pack, unpack
+from sortition.ledger.store import checksum
+
+NORM, SEED = 0.123456789, 987654321
+
+
+def make(privacy: NormPrivacy | None = None) -> AvareSampler:
+    return AvareSampler(num_clients=9, cohort_size=3, seed=SEED, privacy=privacy)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return recorded(tmp_path / "run.db", make)
+
+
+def recorded(path: Path, make_sampler: Callable[[], AvareSampler]) -> Path:
+    with open_run(path, make_sampler) as sampler:
+        for _ in range(4):
+            cohort = sampler.draw()
+            sampler.observe(cohort, np.full(len(cohort), NORM))
+    return path
+
+
+def sortition(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def forge(run: Path, number: int, **changes: Any) -> None:
+    """Another content of a row, with right checksums."""
+    connection, previous = sqlite3.connect(run), b""
+    with connection:
+        for row in connection.execute("SELECT * FROM events ORDER BY number").fetchall():
+            payload = pack({**unpack(row[4]), **changes}) if row[0] == number else row[4]
+            previous = checksum(previous, *row[:4], payload)
+            connection.execute(
+                "UPDATE events SET payload = ?, checksum = ? WHERE number = ?", (payload, previous, row[0])
+            )
+    connection.close()
+    for file in (run.parent / "run.db.d").iterdir():
+        file.unlink()
+
+
+# What the database may contain ------------------------------------------------------------------------
+
+SCHEMAS = {
+    "a view that never ends": """
+        ALTER TABLE events RENAME TO real;
+        CREATE VIEW events AS WITH RECURSIVE f(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM f)
+        SELECT n AS number, 'drawn' AS kind, n AS round_index, 0.5 AS time, x'00' AS payload, x'00' AS checksum
+        FROM f;
+    """,
+    "a trigger that drops rows": """
+        CREATE TRIGGER swallow BEFORE INSERT ON events BEGIN SELECT RAISE(IGNORE); END;
+    """,
+    "a trigger that changes rows": """
+        CREATE TRIGGER twice AFTER INSERT ON events BEGIN UPDATE events SET time = 0.0; END;
+    """,
+    "one more table": "CREATE TABLE more (x);",
+    "an index with an expression": "CREATE INDEX more ON events (abs(number));",
+    "no index": "DROP INDEX events_by_round;",
+    "another column": "ALTER TABLE events ADD COLUMN more TEXT;",
+}
+
+
+@pytest.mark.parametrize("what", SCHEMAS)
+def test_a_database_with_another_schema(run: Path, what: str) -> None:
+    """Some of these once hung every reader, or let commits vanish."""
+    connection = sqlite3.connect(run)
+    connection.executescript(SCHEMAS[what])
+    connection.close()
+    for question in (read_run, verify_run, lambda path: open_run(path, make)):
+        with pytest.raises(LedgerError, match="tables of a run"):
+            question(run)
+    with pytest.raises(LedgerError, match="tables of a run"):
+        read_run(run, good=True)
+    assert sortition("runs", "show", run).exit_code == 2
+
+
+def test_a_row_number_that_does_not_fit(run: Path) -> None:
+    connection = sqlite3.connect(run)
+    with connection:
+        connection.execute("INSERT INTO events VALUES (?, 'drawn', 9, 0.5, x'00', x'00')", (2**62,))
+    connection.close()
+    for question in (read_run, verify_run, lambda path: open_run(path, make)):
+        with pytest.raises(LedgerError, match="too small"):
+            question(run)
+
+
+@pytest.mark.parametrize("clients", [2**52, 10**7, -1, None, "x"])
+def test_more_newcomers_than_the_row_names(run: Path, clients: Any) -> None:
+    with open_run(run, make) as sampler:
+        sampler.add_clients(2)
+    forge(run, 9, clients=clients)
+    with read_run(run) as record:
+        if isinstance(clients, int):  # the ids of the row count, not a number that may be anything
+            assert record.replay().num_clients == 11
+        else:
+            with pytest.raises(LedgerError):
+                record.replay()
+
+
+# Links --------------------------------------------------------------------------------------------------
+
+
+def test_the_lock_follows_no_link(tmp_path: Path) -> None:
+    """Somebody else's link once let 55 bytes of any file of ours be overwritten."""
+    precious = tmp_path / "precious"
+    precious.write_text("x" * 100)
+    (tmp_path / "run.db.d").mkdir(mode=0o700)
+    (tmp_path / "run.db.d" / "lock").symlink_to(precious)
+    with pytest.raises(LedgerError, match="link"):
+        open_run(tmp_path / "run.db", make)
+    assert precious.read_text() == "x" * 100
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_directory_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "run.db.d").mkdir()
+    (tmp_path / "run.db.d").chmod(mode)
+    with pytest.raises(LedgerError, match="belongs to you"):
+        open_run(tmp_path / "run.db", make)
+    assert list((tmp_path / "run.db.d").iterdir()) == []
+
+
+def test_a_directory_that_is_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "run.db.d").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LedgerError, match="belongs to you"):
+        open_run(tmp_path / "run.db", make)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_directory_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "run.db.d").mkdir(mode=0o700)
+    os.chown(tmp_path / "run.db.d", 65534, -1)
+    with pytest.raises(LedgerError, match="belongs to you"):
+        open_run(tmp_path / "run.db", make)
+
+
+# Names --------------------------------------------------------------------------------------------------
+
+NAMES = [
+    "[/x]",
+    "[red]x[/red]",
+    ":boom:",
+    "\x1b[2J\x1b]0;gone\x07",
+    "a\rb\nc",
+    "\u202eright to left",
+    "x" * 10**6,
+]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:20]))
+@pytest.mark.parametrize(
+    "entry", ["sampler", "state.config.guard", "state.config.design", "state.config.privacy"]
+)
+def test_names_in_the_terminal(run: Path, entry: str, name: str) -> None:
+    forge(run, 0, **{entry: name})
+    for command in (("runs", "show"), ("runs", "verify")):
+        found = sortition(*command, run)
+        assert found.exception is None or isinstance(found.exception, SystemExit)
+        text = (found.stdout + found.stderr).replace("\n", "")
+        assert text.isprintable()
+        assert len(text) < 20_000
+    if len(name) < 100 and entry == "sampler":
+        assert name.isprintable() == (name in sortition("runs", "show", run).stdout)
+
+
+@pytest.mark.parametrize(
+    "name", ["<script>alert(1)</script>", "</td>", *NAMES], ids=lambda name: repr(name[:20])
+)
+def test_names_in_the_page(run: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("vl_convert")
+    forge(run, 0, **{"sampler": name, "state.config.design": name})
+    assert sortition("report", run, "--output", tmp_path / "page.html").exit_code == 0
+    body = (tmp_path / "page.html").read_text().partition("<body>")[2].partition("<script type")[0]
+    assert name not in body or name in NAMES[:3]
+    assert body.isprintable()
+
+
+# Privacy and permissions --------------------------------------------------------------------------------
+
+
+def test_a_private_run_shows_neither_norms_nor_seed(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    private = recorded(tmp_path / "run.db", lambda: make(NormPrivacy(1.0, 1.0)))
+    open_one = recorded(tmp_path / "open.db", make)
+    for run, hidden in ((private, True), (open_one, False)):
+        shown = sortition("runs", "show", run).stdout
+        assert sortition("report", run, "--output", tmp_path / "page.html").exit_code == 0
+        assert sortition("runs", "export", run, "--csv", tmp_path / "csv").exit_code == 0
+        page = (tmp_path / "page.html").read_text()
+        table = (tmp_path / "csv" / "draws.csv").read_text()
+        for text in (shown, page):
+            assert (f"{NORM:.3g}" in text) != hidden
+            assert (str(SEED) in text) != hidden
+            assert ("not shown" in text) == hidden
+        assert (repr(NORM) in table) != hidden
+        assert ("Norms of the updates" in page) != hidden
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_pages_and_tables_have_the_permissions_of_the_run(run: Path, tmp_path: Path, mode: int) -> None:
+    pytest.importorskip("vl_convert")
+    run.chmod(mode)
+    page = tmp_path / "page.html"
+    page.touch(mode=0o666)
+    assert sortition("report", run, "--output", page).exit_code == 0
+    assert sortition("runs", "export", run, "--csv", tmp_path / "csv").exit_code == 0
+    for file in (page, *(tmp_path / "csv").iterdir()):
+        assert stat.S_IMODE(file.stat().st_mode) == mode
