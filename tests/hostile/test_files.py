@@ -1,4 +1,4 @@
-"""Runs from others: nothing in the file is executed, nothing hangs, and no name reaches the terminal as it is."""
+"""Runs from others: nothing in the file is executed, nothing hangs, no name reaches the terminal as it is."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SCHEMAS = {
     "a view that never ends": """
         ALTER TABLE events RENAME TO real;
         CREATE VIEW events AS WITH RECURSIVE f(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM f)
-        SELECT n AS number, 'drawn' AS kind, n AS round_index, 0.5 AS time, x'00' AS payload, x'00' AS checksum
+        SELECT n AS number, 'drawn' AS kind, n AS round_index, 0.5 AS time, x'' AS payload, x'' AS checksum
         FROM f;
     """,
     "a trigger that drops rows": """
@@ -109,12 +109,8 @@ def test_more_newcomers_than_the_row_names(run: Path, clients: Any) -> None:
     with open_run(run, make) as sampler:
         sampler.add_clients(2)
     forge(run, 9, clients=clients)
-    with read_run(run) as record:
-        if isinstance(clients, int):  # the ids of the row count, not a number that may be anything
-            assert record.replay().num_clients == 11
-        else:
-            with pytest.raises(LedgerError):
-                record.replay()
+    with read_run(run) as record:  # the ids of the row count, not a number that may be anything
+        assert record.replay().num_clients == 11
 
 
 # Links --------------------------------------------------------------------------------------------------
@@ -186,7 +182,7 @@ def test_names_in_the_terminal(run: Path, entry: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["<script>alert(1)</script>", "</td>", *NAMES], ids=lambda name: repr(name[:20])
+    "name", ["<script>alert(1)</script>", "</td><b>", *NAMES], ids=lambda name: repr(name[:20])
 )
 def test_names_in_the_page(run: Path, tmp_path: Path, name: str) -> None:
     pytest.importorskip("vl_convert")

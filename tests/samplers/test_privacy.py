@@ -50,7 +50,7 @@ def test_noise_has_the_stated_size_and_sensitivity() -> None:
 
 
 def test_noise_is_the_same_for_the_same_reply_and_another_for_any_other() -> None:
-    """So a resumed run equals the unbroken one, and a state that is continued twice does not give away norms."""
+    """So a resumed run equals the unbroken one, and a state continued twice does not give norms away."""
     noise = Noise(REPEATABLE, seed=1)
     first = noise.apply(cohort(3, 5), np.ones(5))
     noise.apply(cohort(4, 5), np.ones(5))

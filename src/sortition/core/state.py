@@ -10,6 +10,10 @@ import numpy as np
 
 from sortition.core.errors import StateError
 from sortition.core.types import BoolArray, FloatArray, IntArray
+from sortition.core.validation import shown
+
+LARGEST_WHOLE = 2**64
+"""No whole number of a state is larger."""
 
 
 def scalar(state: Mapping[str, Any], name: str) -> int | float:
@@ -17,15 +21,15 @@ def scalar(state: Mapping[str, Any], name: str) -> int | float:
     value = state.get(name)
     if isinstance(value, (np.ndarray, np.generic)) and value.shape == () and value.dtype.kind in "iuf":
         value = value.item()  # as np.load gives it
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise StateError(f"state must hold a number called {name!r}, got {value!r}")
-    return value
+    if isinstance(value, float) or (type(value) is int and abs(value) <= LARGEST_WHOLE):
+        return value
+    raise StateError(f"state must hold a number called {name!r}, got {shown(value)}")
 
 
 def count(state: Mapping[str, Any], name: str) -> int:
     """A whole number out of a state, not negative."""
     value = scalar(state, name)
-    if not math.isfinite(value) or value != int(value) or value < 0:
+    if not (0 <= value <= LARGEST_WHOLE and value == int(value)):
         raise StateError(f"state must hold a whole number called {name!r}, got {value!r}")
     return int(value)
 
@@ -50,7 +54,7 @@ def array(state: Mapping[str, Any], name: str, dtype: type[np.generic], shape: t
         and all(want in (None, got) for want, got in zip(shape, value.shape, strict=True))
     ):
         return value.copy()
-    got = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+    got = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else shown(value)
     wanted = tuple("any" if length is None else length for length in shape)
     raise StateError(f"state must hold {name!r}, {np.dtype(dtype)} of shape {wanted}, got {got}")
 

@@ -107,9 +107,9 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
         number = None
     wrong = (bool, np.bool_, np.ma.MaskedArray)
     if number is None or isinstance(value, wrong) or number < least:
-        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {_shown(value)}")
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
     if most is not None and number > most:
-        raise ConfigurationError(f"{name} must be at most {most}, got {_shown(value)}")
+        raise ConfigurationError(f"{name} must be at most {most}, got {shown(value)}")
     return number
 
 
@@ -117,23 +117,23 @@ def real_number(name: str, value: Any) -> float:
     """``value`` as a float; it may be infinite or nan."""
     number = _real(value)
     if number is None:
-        raise ConfigurationError(f"{name} must be one number, got {_shown(value)}")
+        raise ConfigurationError(f"{name} must be one number, got {shown(value)}")
     return number
 
 
 def one_of(name: str, value: Any, words: Sequence[str]) -> None:
     """``value`` must be one of ``words``."""
     if len(words) == 1 and value != words[0]:
-        raise ConfigurationError(f"{name} must be {words[0]!r}, got {_shown(value)}")
+        raise ConfigurationError(f"{name} must be {words[0]!r}, got {shown(value)}")
     if not (isinstance(value, str) and value in words):
-        raise ConfigurationError(f"{name} must be one of {', '.join(words)}, got {_shown(value)}")
+        raise ConfigurationError(f"{name} must be one of {', '.join(words)}, got {shown(value)}")
 
 
 def positive_number(name: str, value: Any, above: float = 0.0) -> float:
     """``value`` as a finite float above zero, or above ``above``."""
     number = _real(value)
     if number is None or not (math.isfinite(number) and number > above):
-        raise ConfigurationError(f"{name} must be a finite number above {above:g}, got {_shown(value)}")
+        raise ConfigurationError(f"{name} must be a finite number above {above:g}, got {shown(value)}")
     return number
 
 
@@ -141,7 +141,7 @@ def fraction(name: str, value: Any) -> float:
     """``value`` as a float in (0, 1]."""
     number = _real(value)
     if number is None or not 0.0 < number <= 1.0:
-        raise ConfigurationError(f"{name} must lie in (0, 1], got {_shown(value)}")
+        raise ConfigurationError(f"{name} must lie in (0, 1], got {shown(value)}")
     return number
 
 
@@ -149,7 +149,7 @@ def number_between(name: str, value: Any, least: float, most: float) -> float:
     """``value`` as a float in [least, most]."""
     number = _real(value)
     if number is None or not least <= number <= most:
-        raise ConfigurationError(f"{name} must lie in [{least}, {most}], got {_shown(value)}")
+        raise ConfigurationError(f"{name} must lie in [{least}, {most}], got {shown(value)}")
     return number
 
 
@@ -255,7 +255,7 @@ def printable(text: str) -> str:
     return shown if len(text) <= LONGEST_TEXT else f"{shown}..."
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """``value`` in an error, shortened if it is long."""
     try:
         words = repr(value)
@@ -271,9 +271,9 @@ def real_numbers(name: str, values: ArrayLike, error: type[SortitionError]) -> n
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor that keeps gradients
-        raise error(f"{name} must be real numbers, got {_shown(values)}") from None
+        raise error(f"{name} must be real numbers, got {shown(values)}") from None
     if found.dtype.kind not in "iuf":
-        raise error(f"{name} must be real numbers, got {found.dtype}: {_shown(values)}")
+        raise error(f"{name} must be real numbers, got {found.dtype}: {shown(values)}")
     if isinstance(values, np.ma.MaskedArray):
         raise error(f"{name} must be real numbers without a mask, got a masked array; see its filled()")
     return found

@@ -16,8 +16,9 @@ import numpy as np
 from numba import njit
 
 from sortition.core.errors import StateError
-from sortition.core.state import array
+from sortition.core.state import array, check
 from sortition.core.types import BoolArray, Fields, FloatArray, IntArray
+from sortition.core.validation import LARGEST_MASS, SMALLEST_MASS
 from sortition.engine import sumtree
 from sortition.engine.sumtree import SumTree, TreeArrays
 
@@ -332,6 +333,10 @@ class Roster:
         """Whether somebody has left."""
         return bool(self._removed)
 
+    def same_clients(self, other: Roster) -> bool:
+        """Whether the same clients have joined and left."""
+        return self.ids == other.ids and self._removed == other._removed
+
     @property
     def unchanged(self) -> bool:
         """Whether nobody has joined or left since the start."""
@@ -348,13 +353,17 @@ class Roster:
         """A roster like this one at the start, with the changes of ``state``, where names have a prefix."""
         joined = array(state, f"{prefix}joined_masses", np.float64, (None,))
         left = array(state, f"{prefix}left_clients", np.int64, (None,))
-        if not (np.isfinite(joined).all() and (joined >= 0.0).all()):
-            raise StateError(f"state has {prefix}joined_masses that are infinite, nan or negative")
+        least, most = self.unit * SMALLEST_MASS, self.unit * LARGEST_MASS
+        gone = np.isin(np.arange(self._initial_count, self._initial_count + len(joined)), left)
+        right = np.where(gone, joined == 0.0, (joined >= 0.99 * least) & (joined <= 1.01 * most))
+        check(f"{prefix}joined_masses", joined, right, f"from {least:g} to {most:g}, or 0 of those that left")
         roster = Roster(self._initial_count, self._initial_masses)
         roster.add(joined)
         if not roster.present(left).all() or len(np.unique(left)) != len(left):
             raise StateError(f"state has {prefix}left_clients that never joined, or one of them twice")
         roster.remove(left)
+        if not roster.total > 0.0:
+            raise StateError(f"state has {prefix}left_clients that leave nobody with a mass")
         return roster
 
     def _set_arrays(self, seats: int) -> None:

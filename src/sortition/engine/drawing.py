@@ -55,6 +55,10 @@ class Distribution(Protocol):
     def block_probability(self) -> float:
         """The probability of an unseen client of the roster's block; 0 if there is none."""
 
+    def summed(self) -> float:
+        """What all probabilities sum to, by what it holds: one, unless that came from a wrong state."""
+        return float(self.everybody().sum())
+
     def add(self, masses: FloatArray) -> IntArray:
         """Add newcomers with these prior masses, and return their ids."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from sortition.core.errors import ConfigurationError
+from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.state import array, check
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine.clients import Roster, draw_prior, mass_of, named_prior
@@ -66,6 +66,10 @@ class Prior(Distribution):
         """The probability of a member of the roster's block; 0 if there is none."""
         return 1.0 / self.roster.total if self.roster.seats else 0.0
 
+    def summed(self) -> float:
+        """The masses of a roster are checked where they come from."""
+        return 1.0
+
     def add(self, masses: FloatArray) -> IntArray:
         """Add newcomers."""
         return self.roster.add(masses)
@@ -101,8 +105,15 @@ class Dense(Distribution):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take the ``masses`` of a state."""
-        masses = array(state, "masses", np.float64, (self.roster.ids,))
-        check("masses", masses, (masses >= 0.0) & (masses < np.inf), "finite and not negative")
+        self.set_checked(array(state, "masses", np.float64, (self.roster.ids,)))
+
+    def set_checked(self, masses: FloatArray) -> None:
+        """Take masses from a state."""
+        here = self.roster.present(np.arange(len(masses)))
+        right = (masses >= 0.0) & (masses < np.inf) & (here | (masses == 0.0))
+        check("masses", masses, right, "finite and not negative, and 0 of those that left")
+        if not 0.0 < masses.sum() < np.inf:
+            raise StateError(f"state has masses that sum to {masses.sum()}")
         self.set(masses)
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:

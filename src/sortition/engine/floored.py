@@ -72,6 +72,8 @@ class FlooredProportional(LogRatioMixture):
     array([0.3 , 0.6 , 0.05, 0.05])
     """
 
+    _remembers = True
+
     def __init__(self, roster: Roster) -> None:
         super().__init__(roster, experts=1)
         self.exploration = 1.0

@@ -218,6 +218,8 @@ class ExpertMixture(Distribution):
 
     trees: ExpertTrees
     experts: ExpertArrays
+    _remembers = False
+    """Whether clients of the base may keep a ratio, as a negative number."""
 
     def __init__(self, roster: Roster, *, experts: int) -> None:
         self.roster = roster
@@ -279,6 +281,13 @@ class ExpertMixture(Distribution):
             slots = expert_trees.at_least(self.trees, e, mass)
             found.append(self.trees.clients[slots])
         return np.unique(np.concatenate(found))
+
+    def summed(self) -> float:
+        """What the expert sums to that is furthest from one."""
+        root, (_, scales, bases) = self.root, self.experts
+        in_base = np.maximum(self.roster.total - root[expert_trees.MASS], 0.0)
+        sums = (scales * root[expert_trees.SUM] + bases * in_base) / self.roster.total
+        return float(sums[np.argmax(np.abs(sums - 1.0))])
 
     def share_of_seen(self) -> float:
         """The mixed probability of all clients seen so far together."""
@@ -430,7 +439,9 @@ class ExpertMixture(Distribution):
         log_weights, scales, bases = (
             array(state, name, np.float64, (experts,)) for name in ("log_expert_weights", "scales", "bases")
         )
-        check("ratios", ratios, np.isfinite(ratios), "finite")
+        here = self.roster.present(clients)[:, None]
+        right = np.isfinite(ratios) & ((ratios >= 0.0) | self._remembers) & (here | (ratios == 0.0))
+        check("ratios", ratios, right, "finite, not negative, and 0 of those that left")
         for name, factors in (("scales", scales), ("bases", bases)):
             check(name, factors, np.isfinite(factors) & (factors >= 0.0), "finite and not negative")
         check("log_expert_weights", log_weights, log_weights <= LARGEST_LOG_WEIGHT, "at most 0")

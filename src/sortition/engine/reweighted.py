@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sortition.core.errors import StateError
 from sortition.core.experts import normalise_log_weights
 from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
@@ -88,6 +89,8 @@ class LogRatioMixture(ExpertMixture):
         check("logs", logs, logs < np.inf, "finite, or -inf for no feedback")
         super().restore(state, experts=experts)
         self._logs, self._shift = logs, shift
+        if self._highest() - shift > FURTHEST_LOG + 1.0:
+            raise StateError(f"state has 'logs' up to {self._highest()}, too far above 'shift', {shift}")
 
     def _highest_of(self, logs: FloatArray) -> float:
         return float(np.max(logs))
@@ -154,9 +157,9 @@ class ReweightedPrior(LogRatioMixture):
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 2) -> None:
         """Take back what ``state`` gave."""
-        unseen_log, share = number(state, "unseen_log"), number(state, "share", least=0.0, most=1.0)
+        self._unseen_log = number(state, "unseen_log")
+        self.share = number(state, "share", least=0.0, most=1.0)
         super().restore(state, experts=experts)
-        self._unseen_log, self.share = unseen_log, share
 
     def _apply_share(self) -> None:
         with np.errstate(divide="ignore"):

@@ -35,7 +35,7 @@ MOST_EXPERTS = 1000
 _METHODS = ("draw", "observe", "probabilities", "state_dict", "load_state_dict")
 _DEFENCES: Mapping[str, type[Guard | NormPrivacy]] = {"Guard": Guard, "NormPrivacy": NormPrivacy}
 _CONFIG = "config."
-_FIELD = re.compile(r"(\w+)=([^,()]+)")
+_FIELD = re.compile(r"\b(\w+)=([^,()]+)")  # begins at words only: a long word takes no longer than its length
 _EXPERT = re.compile(r"expert(\d{1,6})\.(.+)", re.DOTALL)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, restrict
 from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError, StateError
-from sortition.core.state import array, count, text
+from sortition.core.state import array, check, count, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import (
     MOST_CLIENTS,
@@ -40,6 +40,9 @@ from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
 STATE_VERSION = 4
 LARGEST_SEED = 2**64 - 1
+LARGEST_ROUND = 2**62
+SUMS_TO_ONE = 1e-6
+"""How far from one the probabilities of a state may sum to."""
 NEED_K_CLIENTS = ("without_replacement", "independent")
 """Designs that make no sense with fewer than K clients; with a fixed size, all of them take part then."""
 
@@ -503,12 +506,15 @@ class BaseSampler(ABC):
             if saved != value:
                 raise StateError(f"state was saved with {name} = {saved!r}, this sampler has {value!r}")
         seed, round_index = count(state, "seed"), count(state, "round_index")
-        if seed > LARGEST_SEED or round_index > LARGEST_SEED:
-            raise StateError(f"state has seed {seed} and round_index {round_index}; both must be below 2^64")
+        if seed > LARGEST_SEED or round_index > LARGEST_ROUND:
+            raise StateError(f"state has seed {seed} and round_index {round_index}, and one is too large")
         rounds = array(state, "open_rounds", np.int64, (None,))
+        check("open_rounds", rounds, (rounds >= 0) & (rounds < round_index), "of rounds that were drawn")
         tickets = array(state, "open_tickets", np.int64, (len(rounds),))
         weights = self._weights.restored(state, "weights.")
         roster = self._roster.restored(state, "")
+        if not roster.same_clients(weights):
+            raise StateError("state has left_clients and joined_masses that are not those of the weights")
         guard = None if self._guard is None else self._guard.restored(state, roster.ids)
         noise = None if self._noise is None else self._noise.restored(state)
         before, learnt = self._roster, self._state()
@@ -516,11 +522,15 @@ class BaseSampler(ABC):
         try:
             self._begin()
             self._restore(state)
-        except Exception:
+            if not abs(self._distribution.summed() - 1.0) < SUMS_TO_ONE:
+                raise StateError(f"state has probabilities that sum to {self._distribution.summed()}")
+        except Exception as error:
             self._roster = before
             self._begin()
             self._restore(learnt)
-            raise
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"state can't be restored: {error!r}") from error
         self._weights, self._guard, self._noise = weights, guard, noise
         self._generator, self._identity = RoundGenerator(seed), None
         if "seed" in self.settings:

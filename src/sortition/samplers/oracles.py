@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import FeedbackError
-from sortition.core.state import array, scalar
+from sortition.core.state import array, number
 from sortition.core.types import BoolArray, FloatArray
 from sortition.core.validation import norms_of, one_of
 from sortition.engine.fixed import Dense
@@ -100,8 +100,8 @@ class OptimalSampler(BaseSampler):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         optimal = array(state, "optimal", np.float64, (self._roster.ids,))
-        self._revealed_for = int(scalar(state, "revealed_for"))
-        self._dense.set(optimal)
+        self._revealed_for = int(number(state, "revealed_for", least=-1.0))
+        self._dense.set_checked(optimal)
 
 
 class OptimalClientSampler(OptimalSampler):

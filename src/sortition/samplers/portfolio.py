@@ -17,7 +17,7 @@ from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number
 from sortition.engine.drawing import Distribution, mass_without
-from sortition.engine.mixture import VANISHING
+from sortition.engine.mixture import LARGEST_LOG_WEIGHT, VANISHING
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
@@ -72,6 +72,10 @@ class SamplerMixture(Distribution):
     def block_probability(self) -> float:
         """The largest probability of an unseen client of a roster's block."""
         return max(expert.distribution.block_probability() for expert in self.experts)
+
+    def summed(self) -> float:
+        """What the experts' weights sum to; each expert checks its own state."""
+        return float(np.exp(self.log_weights).sum())
 
     def add(self, masses: FloatArray) -> IntArray:
         """Not here: the portfolio adds newcomers to its experts, with their weights."""
@@ -195,7 +199,7 @@ class PortfolioSampler(BaseSampler):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         log_weights = array(state, "log_expert_weights", np.float64, (len(self._expert_samplers),))
-        check("log_expert_weights", log_weights, np.isfinite(log_weights), "finite")
+        check("log_expert_weights", log_weights, log_weights <= LARGEST_LOG_WEIGHT, "at most 0")
         log_loss = number(state, "log_loss", nan=True)
         for i, expert in enumerate(self._expert_samplers):
             prefix = f"expert{i}."
