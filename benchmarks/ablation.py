@@ -2,49 +2,75 @@
 
     .venv/bin/python benchmarks/ablation.py [--seeds N] [--jobs N] [--only NAME,...]
 
-One line a variant: the geometric mean over the environments of the variance ratio to the optimum, overall and
-in the first tenth of the rounds, and which environments gain and lose most against the constants as they are.
+The constants are changed in the specification, ``sortition.core.beliefs``, which draws for itself; the kernel
+that the sampler uses is equal to it. One line a variant: the geometric mean over the environments of the
+variance ratio to the optimum, overall and in the first tenth of the rounds, the worst ratio to uniform sampling,
+and which environments gain and lose most against the constants as they are.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from sortition import Sampler
-from sortition.lab.arena.environments import ALL
-from sortition.lab.arena.tournament import run_replay
-from sortition.lab.contestants import Trial
-from sortition.samplers.empirical_bayes import Constants, EmpiricalBayesSampler
+from sortition.core import beliefs
+from sortition.core.beliefs import PRIOR_UNIFORM, Beliefs
+from sortition.core.designs import draw_with_replacement
+from sortition.core.variance import log_feedback
+from sortition.lab.arena.environments import ALL, Environment, seeds_of
+from sortition.lab.arena.tournament import Variance
+from sortition.lab.parallel import Tick, run_tasks
+from sortition.lab.training import variance_ratio
 
 OFF = 1e9
-VARIANTS: dict[str, tuple[float, ...]] = {
-    "prior_uniform": (0.0, 0.3),
-    "least_share": (0.05, 0.08, 0.2),
-    "discovery": (OFF, 1.0, 3.0),
-    "share_hold": (OFF, 1.0, 0.1),
-    "loss_memory": (0.5, 0.98),
-    "level_rate": (0.0, 0.3),
-    "surprise": (OFF, 1.2),
-    "forgetting": (0.25, 0.75),
-    "jump": (OFF, 2.0),
-    "caution": (OFF, 3.0, 1.0),
-    "largest_ratio": (OFF, 2.0, 10.0),
-    "first_noise": (0.1, 2.0),
-    "largest_deviation": (OFF, 3.0),
+Value = float | tuple[float, ...]
+VARIANTS: dict[str, tuple[Value, ...]] = {
+    "PRIOR_UNIFORM": (0.01, 0.3),
+    "LEAST_SHARE": (0.05, 0.2),
+    "DISCOVERY": (OFF, 3.0),
+    "HOLD": (0.1, 1.0),
+    "LOSS_MEMORY": (0.5, 0.98),
+    "TRUST": ((0.1, 1e9, 4.0), (0.1, 1.0, 4.0), (0.3, 3.0, 4.0), (0.1, 3.0, 2.0)),
+    "SURPRISE": (OFF, 1.2),
+    "FORGETTING": (0.25, 0.75),
+    "FIRST_NOISE": ((0.1, 2.0), (2.0, 2.0)),
+    "LARGEST_DEVIATION": (OFF, 3.0),
+    "GAINS": ((0.0, 0.0, 0.0), (0.1, 0.1, 0.1), (0.1, 0.01, 0.3)),
+    "REBUILT": (OFF, 0.0),
+    "LOWEST": (-2.0, -60.0),
 }
+"""TRUST with 1e9 never doubts what was learnt. GAINS of 0 hold the level still. REBUILT off: sizes teach nothing."""
 
 
-def build(changes: dict[str, float], trial: Trial) -> Sampler:
-    """The default sampler with other constants."""
-
-    class Variant(EmpiricalBayesSampler):
-        constants = replace(Constants(), **changes)
-
-    return Variant(**trial.common())
+def run(changes: dict[str, Value], environment: Environment, seed: int, tick: Tick) -> Variance:
+    """One trace with other constants."""
+    before = {name: getattr(beliefs, name) for name in changes}
+    for name, value in changes.items():
+        setattr(beliefs, name, value)
+    try:
+        trace, generator = environment.trace(seed), np.random.default_rng(seed)
+        weights, size = trace.client_weights, trace.cohort_size
+        uniform = changes.get("PRIOR_UNIFORM", PRIOR_UNIFORM)
+        believed = Beliefs((1.0 - uniform) * weights + uniform / len(weights), size)
+        ratios = []
+        for round_index, norms in enumerate(trace.norms):
+            p = believed.probabilities()
+            if round_index % trace.measured_every == 0:
+                ratios.append(variance_ratio(p, weights, np.nan_to_num(norms)))
+            clients, _, _, of_cohort = draw_with_replacement(p, size, generator)
+            replied = ~np.isnan(norms[clients])
+            believed.miss(clients[~replied])
+            if replied.any():
+                heard = clients[replied]
+                raised = of_cohort[replied] * (len(clients) / len(heard))
+                believed.learn(heard, raised, log_feedback(weights[heard], norms[heard]))
+            tick()
+        return Variance.of_run(np.array(ratios))
+    finally:
+        for name, value in before.items():
+            setattr(beliefs, name, value)
 
 
 def main() -> None:
@@ -54,27 +80,45 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default=",".join(VARIANTS))
     arguments = parser.parse_args()
-    variants = {"as it is": partial(build, {})}
+    variants: dict[str, dict[str, Value]] = {"as it is": {}}
     for name in arguments.only.split(","):
         for value in VARIANTS[name]:
-            variants[f"{name} = {'off' if value == OFF else value}"] = partial(build, {name: value})
+            variants[f"{name} = {'off' if value == OFF else value}"] = {name: value}
     environments = [environment for environment in ALL if environment.half == "tune"]
-    arena = run_replay(variants, environments, split="tune", seeds=arguments.seeds, jobs=arguments.jobs)
-    scores = {(score.sampler, score.environment): score for score in arena.scores}
-    print("| constant | geometric mean | first tenth | best change | worst change |")
-    print("|---|---|---|---|---|")
-    base = [scores["as it is", environment.name] for environment in environments]
-    for name in variants:
-        rows = [scores[name, environment.name] for environment in environments]
-        mean = np.exp(np.mean([np.log(row.ratio) for row in rows]))
-        early = np.exp(np.mean([np.log(row.early_ratio) for row in rows]))
-        change = np.array([row.ratio / own.ratio for row, own in zip(rows, base, strict=True)])
-        best, worst = environments[change.argmin()].name, environments[change.argmax()].name
+    seeds = seeds_of("tune", arguments.seeds)
+    print("| constant | geometric mean | first tenth | worst over uniform | best change | worst change |")
+    print("|---|---|---|---|---|---|")
+    base = uniform = np.zeros(0)
+    for label, changes in variants.items():
+        tasks = [partial(run, changes, environment, seed) for environment in environments for seed in seeds]
+        runs = np.array([(one.mean, one.early) for one in run_tasks(tasks, arguments.jobs)])
+        mean, early = runs.reshape(len(environments), len(seeds), 2).mean(axis=1).T
+        if not len(base):
+            base, uniform = (
+                mean,
+                np.array([uniform_ratio(environment, seeds) for environment in environments]),
+            )
+        change, worst = mean / base, int(np.argmax(mean / uniform))
         print(
-            f"| {name} | {mean:.3f} | {early:.3f} | {best} {change.min() - 1:+.0%} "
-            f"| {worst} {change.max() - 1:+.0%} |",
+            f"| {label} | {np.exp(np.log(mean).mean()):.3f} | {np.exp(np.log(early).mean()):.3f} "
+            f"| {environments[worst].name} {mean[worst] / uniform[worst]:.2f} "
+            f"| {environments[change.argmin()].name} {change.min() - 1:+.0%} "
+            f"| {environments[change.argmax()].name} {change.max() - 1:+.0%} |",
             flush=True,
         )
+
+
+def uniform_ratio(environment: Environment, seeds: list[int]) -> float:
+    """The mean ratio of uniform sampling."""
+    ratios = []
+    for seed in seeds:
+        trace = environment.trace(seed)
+        p = np.full(len(trace.client_weights), 1.0 / len(trace.client_weights))
+        measured = trace.norms[:: trace.measured_every]
+        ratios.append(
+            np.mean([variance_ratio(p, trace.client_weights, np.nan_to_num(norms)) for norms in measured])
+        )
+    return float(np.mean(ratios))
 
 
 if __name__ == "__main__":

@@ -63,14 +63,15 @@ class TestEnvironments:
     def test_the_seed_decides(self, name):
         environment = short(ENVIRONMENTS[name])
         first, again, other = (environment.source(seed) for seed in (4, 4, 5))
-        assert np.array_equal(first.norms, again.norms)
+        assert np.array_equal(first.norms, again.norms, equal_nan=True)
         assert np.array_equal(first.client_weights, again.client_weights)
-        assert not np.array_equal(first.norms, other.norms)
+        assert not np.array_equal(first.norms, other.norms, equal_nan=True)
         assert first.norms.shape == (environment.num_rounds, len(first.client_weights))
         assert first.client_weights.sum() == pytest.approx(1.0)
-        assert np.isfinite(first.norms).all()
-        assert (first.norms >= 0.0).all()
-        assert first.norms.any(axis=1).all()
+        replied = first.norms[:, ~np.isnan(first.norms).any(axis=0)]  # some clients never reply
+        assert np.isfinite(replied).all()
+        assert (replied >= 0.0).all()
+        assert replied.any(axis=1).all()
 
     def test_a_trace_is_made_once(self):
         assert TINY.trace(3) is TINY.trace(3)

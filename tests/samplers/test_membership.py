@@ -23,6 +23,7 @@ from sortition import (
     UniformSampler,
     VRBSampler,
 )
+from sortition.core.beliefs import LEAST_SHARE
 from tests.helpers import SAMPLERS, same_cohort
 
 M, K = 7, 3
@@ -116,7 +117,7 @@ def test_the_formula_returns_with_the_next_feedback(build: Any) -> None:
     if isinstance(sampler, AvareSampler):
         least = sampler.floor()
     else:
-        share = sampler.constants.least_share if isinstance(sampler, EmpiricalBayesSampler) else 0.4
+        share = LEAST_SHARE if isinstance(sampler, EmpiricalBayesSampler) else 0.4
         least = share / 20
     left = sampler.probabilities()
     assert left[left > 0.0].min() >= least * (1.0 - 1e-9)

@@ -248,14 +248,14 @@ class ExpertMixture(Distribution):
         return weighed
 
     def _fields(self) -> tuple[Fields, Fields, Fields, Fields, Fields]:
-        trees, experts = self._tree_fields, self._expert_fields
+        trees, experts = self._tree_fields, self.expert_fields
         return self.roster.fields, self._table.fields, trees, experts, tuple(self._unseen)
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The mixed probabilities of ``clients``."""
         masses, places = self.roster.masses(clients), self._table.fields
         return np.asarray(
-            look_up(clients, masses, self.roster.total, places, self.trees.ratios, self._expert_fields)
+            look_up(clients, masses, self.roster.total, places, self.trees.ratios, self.expert_fields)
         )
 
     def line(self) -> ProbabilityLine:
@@ -416,7 +416,7 @@ class ExpertMixture(Distribution):
 
     def _set_experts(self, log_weights: FloatArray, scales: FloatArray, bases: FloatArray) -> None:
         self.experts = ExpertArrays(log_weights, scales, bases)
-        self._expert_fields = tuple(self.experts)
+        self.expert_fields = tuple(self.experts)
 
     # State -------------------------------------------------------------------------------------------
 

@@ -225,7 +225,7 @@ class OSMDExperts(ExpertMixture):
             self._table.fields,
             self.count,
             self._tree_fields,
-            self._expert_fields,
+            self.expert_fields,
         )
         if self._unseen_own.size:
             self._mark_seen(self.trees.clients[before : self.count])

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from sortition.core.errors import StateError
 from sortition.core.experts import normalise_log_weights
 from sortition.core.state import array, check, number
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster
+from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.mixture import VANISHING, ExpertMixture
 
 FURTHEST_LOG = 200.0
@@ -54,17 +56,20 @@ class LogRatioMixture(ExpertMixture):
     def set_logs(self, clients: IntArray, logs: FloatArray) -> None:
         """Set the logarithms of ``clients``, and all ratios that depend on them."""
         slots = self.see(clients)
-        missing = len(self.trees.ratios) - len(self._logs)
-        if missing > 0:
-            self._logs = np.concatenate((self._logs, np.full(missing, -np.inf)))
+        self._make_room()
         self._logs[slots] = logs
-        if self._highest_of(logs) - self._shift > FURTHEST_LOG:
+        if float(np.max(logs)) - self._shift > FURTHEST_LOG:
             self._reshift()
         else:
             self._write(slots)
             if self._vanishing():  # at once, or the lost ratios would be missing for a round
                 self._reshift()
         self.settle()
+
+    def _make_room(self) -> None:
+        missing = len(self.trees.ratios) - len(self._logs)
+        if missing > 0:
+            self._logs = np.concatenate((self._logs, np.full(missing, -np.inf)))
 
     def remove(self, clients: IntArray) -> None:
         """Remove ``clients``; the others keep their proportions."""
@@ -92,14 +97,50 @@ class LogRatioMixture(ExpertMixture):
         if self._highest() - shift > FURTHEST_LOG + 1.0:
             raise StateError(f"state has 'logs' up to {self._highest()}, too far above 'shift', {shift}")
 
-    def _highest_of(self, logs: FloatArray) -> float:
-        return float(np.max(logs))
-
     def _reshift(self) -> None:
         highest = self._highest()
         if math.isfinite(highest):
             self._shift = highest
         self._write(np.arange(self.count))
+
+
+@njit(cache=True)
+def _reweigh(
+    slots: IntArray,
+    new_logs: FloatArray,
+    logs: FloatArray,
+    shift: float,
+    unseen_log: float,
+    unseen_mass: float,
+    total_mass: float,
+    share: float,
+    tree_fields: Fields,
+    expert_fields: Fields,
+) -> bool:
+    """Set the logarithms of ``slots``, and make the second expert sum to one.
+
+    False where all ratios need another shift; the logarithms are set then, and nothing else.
+    """
+    trees = ExpertTrees(*tree_fields)
+    log_weights, scales, bases = ExpertArrays(*expert_fields)
+    log_weights[0], log_weights[1] = np.log(share), np.log1p(-share)
+    highest = unseen_log
+    for i in range(slots.size):
+        logs[slots[i]] = new_logs[i]
+        highest = max(highest, new_logs[i])
+    if highest - shift > FURTHEST_LOG:
+        return False
+    for i in range(slots.size):
+        here = trees.masses[slots[i]] > 0.0
+        trees.ratios[slots[i], 1] = max(np.exp(new_logs[i] - shift), VANISHING) if here else 0.0
+    expert_trees.refresh(tree_fields, slots)
+    unseen_ratio = np.exp(unseen_log - shift) if unseen_mass > 0.0 else 0.0
+    mass = trees.nodes[-1, expert_trees.SUM, 1] + unseen_ratio * unseen_mass
+    if mass < np.exp(-FURTHEST_LOG) * total_mass:  # at once, or the lost ratios would be missing for a round
+        return False
+    scales[1] = total_mass / mass
+    bases[1] = unseen_ratio * scales[1]
+    return True
 
 
 class ReweightedPrior(LogRatioMixture):
@@ -131,9 +172,27 @@ class ReweightedPrior(LogRatioMixture):
 
     def reweight(self, clients: IntArray, logs: FloatArray, unseen_log: float = 0.0) -> None:
         """Set the logarithms of x of ``clients``, and that of all unseen clients."""
+        self.reweight_slots(self.see(clients), logs, unseen_log)
+
+    def reweight_slots(self, slots: IntArray, logs: FloatArray, unseen_log: float) -> None:
+        """The same for clients that have slots."""
         self._unseen_log = unseen_log
-        self._apply_share()
-        self.set_logs(clients, logs)
+        self._make_room()
+        unseen_mass = sum(self._unseen) if self.num_unseen else 0.0
+        if not _reweigh(
+            slots,
+            logs,
+            self._logs,
+            self._shift,
+            unseen_log,
+            unseen_mass,
+            self.roster.total,
+            self.share,
+            self._tree_fields,
+            self.expert_fields,
+        ):
+            self._reshift()
+            self.settle()
 
     def settle(self) -> None:
         """Make the second expert sum to one."""
@@ -185,6 +244,3 @@ class ReweightedPrior(LogRatioMixture):
 
     def _highest(self) -> float:
         return max(super()._highest(), self._unseen_log)
-
-    def _highest_of(self, logs: FloatArray) -> float:
-        return max(super()._highest_of(logs), self._unseen_log)

@@ -151,6 +151,9 @@ class BaseSampler(ABC):
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``_state`` gave, right after ``_begin``."""
 
+    def _miss(self, clients: IntArray) -> None:  # noqa: B027 - most need not know
+        """``clients`` were drawn and did not reply."""
+
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
         """Add newcomers to the distribution and return their ids; ``client_weights`` as they were given."""
         return self._distribution.add(self._roster.unit * masses)
@@ -246,6 +249,8 @@ class BaseSampler(ABC):
         heard = cohort
         if not complete:
             replied = ~np.isnan(values)
+            silent = cohort.clients[~replied]
+            self._miss(silent[self._roster.present(silent)])
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)

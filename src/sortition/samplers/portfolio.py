@@ -166,6 +166,10 @@ class PortfolioSampler(BaseSampler):
         for expert in self._expert_samplers:
             expert.check_leaving(leaving)
 
+    def _miss(self, clients: IntArray) -> None:
+        for expert in self._expert_samplers:
+            expert._miss(clients)
+
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         each = self._mixture.of_each(cohort.clients)
         everybody = np.arange(len(cohort))

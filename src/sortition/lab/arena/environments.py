@@ -259,6 +259,9 @@ def _softmax(concentration: float, tail: float) -> Training:
     return Training(problem, cohort_size=5, num_rounds=500, step_size=0.3)
 
 
+RARE: dict[int, Half] = {20: "tune", 5: "tune", 30: "report", 10: "report", 3: "report"}
+"""In how many per cent of the rounds a client sends something large."""
+
 ALL: tuple[Environment, ...] = (
     # Training runs -------------------------------------------------------------------------------------
     Environment("ls-sigma-1", "tune", "the paper's least squares, sigma = 1", _least_squares(1.0)),
@@ -475,6 +478,78 @@ ALL: tuple[Environment, ...] = (
         "report",
         "2 of 100 clients have fifty times the norm of the others",
         GeneratedNorms(spread=0.3, shape=traces.Clusters(0.02, 50.0)),
+    ),
+    # Clients that never answer, and norms that change together -----------------------------------------
+    Environment(
+        "silent-few",
+        "tune",
+        "5 of 100 clients never reply, 10 drawn; norms fall by 3% a round",
+        GeneratedNorms(100, 10, num_rounds=300, spread=1.0, shape=traces.Silent(0.05, 0.97)),
+    ),
+    Environment(
+        "silent-falling",
+        "report",
+        "5 of 100 clients never reply, 10 drawn; norms fall by 10% a round",
+        GeneratedNorms(100, 10, num_rounds=200, spread=1.0, shape=traces.Silent(0.05, 0.9)),
+    ),
+    Environment(
+        "silent-one",
+        "report",
+        "one of 12 clients never replies, 3 drawn; norms fall by 10% a round",
+        GeneratedNorms(12, 3, num_rounds=200, spread=0.5, shape=traces.Silent(1 / 12, 0.9)),
+    ),
+    Environment(
+        "decay-fast", "tune", "norms fall by 20% a round", GeneratedNorms(shape=traces.EachRound(0.8))
+    ),
+    Environment(
+        "decay-steep",
+        "report",
+        "norms fall by 30% a round",
+        GeneratedNorms(num_rounds=300, shape=traces.EachRound(0.7)),
+    ),
+    Environment("growth", "tune", "norms grow by 5% a round", GeneratedNorms(shape=traces.EachRound(1.05))),
+    # Noise that differs between clients ----------------------------------------------------------------
+    *(
+        Environment(
+            f"rare-large-{percent}",
+            half,
+            f"half of the clients send 10 in {percent}% of the rounds, else 0.001; the others 1",
+            GeneratedNorms(100, 10, 2000, spread=0.0, noise=0.01, shape=traces.RareLarge(percent / 100)),
+        )
+        for percent, half in RARE.items()
+    ),
+    Environment(
+        "noise-differs",
+        "tune",
+        "mini-batch noise of another size for each client, by up to a factor e^1.5",
+        GeneratedNorms(spread=0.5, noise=0.1, shape=traces.NoiseDiffers(1.5)),
+    ),
+    Environment(
+        "noise-differs-more",
+        "report",
+        "the same by up to a factor e^2, levels alike",
+        GeneratedNorms(spread=0.0, noise=0.1, shape=traces.NoiseDiffers(2.0)),
+    ),
+    # Sizes that say something else about norms than the prior assumes ----------------------------------
+    Environment(
+        "sizes-inform",
+        "tune",
+        "the larger the client, the larger its norm: norms go with size, Pareto sizes",
+        GeneratedNorms(spread=0.5, sizes=traces.pareto, shape=traces.AgainstSizes(-1.0)),
+    ),
+    Environment(
+        "sizes-mislead-zipf",
+        "tune",
+        "norms go with 1/size^1.5, Zipf sizes",
+        GeneratedNorms(spread=0.5, sizes=traces.zipf, shape=traces.AgainstSizes(1.5)),
+    ),
+    Environment(
+        "sizes-mislead-many",
+        "report",
+        "norms go with 1/size^1.5, Pareto sizes, 1,000 clients, 10 drawn in each of only 300 rounds",
+        GeneratedNorms(
+            1000, 10, num_rounds=300, spread=0.5, sizes=traces.pareto, shape=traces.AgainstSizes(1.5)
+        ),
     ),
 )
 

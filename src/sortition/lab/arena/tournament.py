@@ -243,13 +243,13 @@ class Replay:
         """Nothing."""
 
     def all_norms(self, state: None, problem: Trace, round_index: int) -> FloatArray:
-        """The norms of the round."""
-        return np.asarray(problem.norms[round_index])
+        """The norms of the round; a client that would not reply has no part in the aggregate."""
+        return np.asarray(np.nan_to_num(problem.norms[round_index]))
 
     def __call__(
         self, state: None, cohort: Cohort, problem: Trace, round_index: int
     ) -> tuple[None, FloatArray]:
-        """The norms of the cohort."""
+        """The norms of the cohort; nan for no reply."""
         return None, problem.norms[round_index][cohort.clients]
 
 

@@ -34,7 +34,7 @@ class Trace:
     """lambda, of shape (M,)."""
     cohort_size: int
     norms: FloatArray
-    """Of shape (T, M)."""
+    """Of shape (T, M); nan where a client would not reply."""
     measured_every: int = 1
     """The variance is measured in rounds 0, n, 2n, ...: with many clients, not in all of them."""
 
@@ -47,7 +47,7 @@ class Trace:
         """What a sampler may know; the bound is the largest feedback of round 0."""
         return Trial.at_start(
             self.client_weights,
-            self.norms[0],
+            np.nan_to_num(self.norms[0]),
             cohort_size=self.cohort_size,
             num_rounds=self.num_rounds,
             design="with_replacement",
@@ -197,6 +197,60 @@ class Decay:
     def __call__(self, rng: np.random.Generator, logs: FloatArray, log_sizes: FloatArray) -> FloatArray:
         """Add a falling line."""
         return logs + math.log(self.last) * np.arange(len(logs))[:, None] / len(logs)
+
+
+@dataclass(frozen=True)
+class EachRound:
+    """All norms are multiplied by ``factor`` in each round."""
+
+    factor: float
+
+    def __call__(self, rng: np.random.Generator, logs: FloatArray, log_sizes: FloatArray) -> FloatArray:
+        """Add a line."""
+        return logs + math.log(self.factor) * np.arange(len(logs))[:, None]
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A share of the clients, at least one, never replies; the norms of all change by ``factor`` a round."""
+
+    share: float
+    factor: float
+
+    def __call__(self, rng: np.random.Generator, logs: FloatArray, log_sizes: FloatArray) -> FloatArray:
+        """Put nan, for no reply."""
+        clients = logs.shape[1]
+        result = EachRound(self.factor)(rng, logs, log_sizes)
+        result[:, rng.permutation(clients)[: max(1, round(self.share * clients))]] = np.nan
+        return result
+
+
+@dataclass(frozen=True)
+class RareLarge:
+    """Half of the clients send 10 times their norm with the given probability, else a thousandth of it."""
+
+    probability: float
+
+    def __call__(self, rng: np.random.Generator, logs: FloatArray, log_sizes: FloatArray) -> FloatArray:
+        """Add noise of two values."""
+        rounds, clients = logs.shape
+        half = rng.permutation(clients)[: clients // 2]
+        large = rng.random((rounds, len(half))) < self.probability
+        result = logs.copy()
+        result[:, half] += np.where(large, math.log(10.0), math.log(0.001))
+        return result
+
+
+@dataclass(frozen=True)
+class NoiseDiffers:
+    """Each client has mini-batch noise of its own size: a deviation from 0 to ``largest``, in logarithms."""
+
+    largest: float
+
+    def __call__(self, rng: np.random.Generator, logs: FloatArray, log_sizes: FloatArray) -> FloatArray:
+        """Add the noise."""
+        deviations = rng.uniform(0.0, self.largest, logs.shape[1])
+        return np.asarray(logs + deviations * rng.standard_normal(logs.shape))
 
 
 @dataclass(frozen=True)

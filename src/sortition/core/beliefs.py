@@ -1,0 +1,346 @@
+r"""What the default sampler believes of each client: the specification, over arrays of all clients.
+
+``engine.belief_update`` is the same in one compiled function; a property test holds the two together.
+``docs/default-sampler.md`` explains each part and shows what it is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sortition.core.types import BoolArray, FloatArray, IntArray
+
+PRIOR_UNIFORM = 0.1
+"""Share of the prior that is uniform; the rest is proportional to the data sizes."""
+LEAST_SHARE = 0.12
+"""Share of the draws that come from the prior at least: it bounds the weights."""
+DISCOVERY = 1.5
+"""A round in which the prior's draws were worth more than this multiplies their share by that worth."""
+HOLD = 0.3
+"""Otherwise the share falls, and losses are forgotten, by e^-hold in a *sweep*: M draws."""
+LOSS_MEMORY = 0.9
+"""Memory of the running loss, in rounds."""
+TRUST = (0.1, 3.0, 4.0)
+"""What was learnt and the prior are compared by the fourth powers of their losses. Before there is evidence,
+the prior has lost 3 times as much, for 0.1 sweeps."""
+SURPRISE = 0.7
+"""Two surprises in a row with one sign, both beyond this many standard deviations, shorten the memory."""
+FORGETTING = 0.5
+"""The factor by which they do."""
+FIRST_NOISE = (0.5, 2.0)
+"""The variance of a deviation before any is known, and how many deviations that counts for."""
+LARGEST_DEVIATION = 5.0
+"""Bound on a deviation when the noise is estimated."""
+GAINS = (0.1, 0.01, 1.0)
+"""The gain of the level: first, least and most."""
+GAIN_STEP, LARGEST_AGREEMENT = 0.15, 4.0
+"""The gain is multiplied by e^(step * agreement of two innovations), which is at most this."""
+CLIPPED = 2.0
+"""A deviation counts for at most this many standard deviations when the level follows."""
+REBUILT = 0.25
+"""Clients never met follow the slope and their common value when one of these has moved by more than this."""
+REPLIES = (2.0, 10.0)
+"""The chance to reply: how many draws all clients' chance counts for, and the draws that are remembered."""
+LEAST_CHANCE = 0.01
+"""A client's chance to reply is taken to be at least this, so that it is found again when it returns."""
+LEAST_SPREAD = 1e-3
+"""A variance between clients is taken to be at least this: one divides by it."""
+LOWEST, HIGHEST = -8.0, 300.0
+"""Bounds of the logarithms, relative to the population's mean and to the level."""
+
+
+@dataclass
+class Population:
+    """Running sums; all logarithms are of feedback over the squared prior, relative to the common level."""
+
+    level: float = math.nan
+    """The common level that all logarithms are relative to; nan before the first feedback."""
+    gain: float = GAINS[0]
+    """How fast the level follows."""
+    innovation: float = 0.0
+    """The last innovation of the level, in standard deviations."""
+    log_loss: float = math.nan
+    """Logarithm of the running estimate of the variance loss."""
+    discovered: float = LEAST_SHARE
+    """The prior's share by discoveries."""
+    learnt_loss: float = 0.0
+    """Estimated loss of what was learnt, with the least share of the prior; recent rounds."""
+    prior_loss: float = 0.0
+    """The same of the prior."""
+    share: float = LEAST_SHARE
+    """Share of the draws that come from the prior."""
+    met: float = 0.0
+    """Clients that have replied."""
+    first_squares: float = 0.0
+    """Sum of exp(x - B c) over first visits: what a client never met is expected to have."""
+    means: float = 0.0
+    """Sum of the clients' means y."""
+    square_means: float = 0.0
+    """Sum of y^2."""
+    inverse_visits: float = 0.0
+    """Sum of 1 / n over the clients' visits: how much of the means' spread is noise."""
+    sizes: float = 0.0
+    """Sum of c over those met."""
+    square_sizes: float = 0.0
+    """Sum of c^2."""
+    products: float = 0.0
+    """Sum of c y."""
+    noise: float = FIRST_NOISE[0] * FIRST_NOISE[1]
+    """Sum of squared deviations of observations from their clients' means."""
+    noise_count: float = FIRST_NOISE[1]
+    slope: float = 0.0
+    """B, how x goes with the logarithm of the prior, as it was used last for those never met."""
+    stranger: float = 0.0
+    """log E[exp(x)] of a client never drawn with c = 0, times its chance to reply, as it was used last."""
+    drawn: float = REPLIES[0]
+    """How often clients were drawn."""
+    replied: float = REPLIES[0]
+    """How often they replied."""
+
+    @property
+    def noise_variance(self) -> float:
+        """Variance of one deviation."""
+        return self.noise / self.noise_count
+
+    @property
+    def mean(self) -> float:
+        """The mean of the clients' means."""
+        return self.means / self.met if self.met else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Variance of the clients' means, noise included."""
+        return max(self.square_means / self.met - self.mean**2, LEAST_SPREAD)
+
+    @property
+    def chance(self) -> float:
+        """The chance of all clients to reply."""
+        return self.replied / self.drawn
+
+
+class Beliefs:
+    r"""Draws in proportion to the root of the *expected* squared norm, given all that was seen.
+
+    With the prior :math:`\pi`, feedback a and the level :math:`\ell` let :math:`x = \log(a / \pi^2) - \ell`:
+    the best distribution is :math:`\pi e^{x/2}`. Of each client that replied, a running mean of norms
+    :math:`e^{y/2} = \mathrm{mean}(e^{x/2})` over n visits is kept. It is shrunk towards the population, which
+    counts for :math:`\kappa` visits:
+
+    .. math:: p = (1-\alpha)\,q + \alpha\,\pi, \qquad q_m \propto \pi_m e^{h_m} \sqrt{\rho_m}, \qquad
+              2 h_m = w\,y_m + (1-w)\,(u + B c_m), \qquad w = \frac{n}{n + \kappa}
+
+    Here :math:`u + B c_m`, with c the logarithm of the prior less its average, is the expected
+    :math:`\log E[e^x]` of a client never met, :math:`\kappa` the variance of a deviation over the spread of
+    the means, and :math:`\rho` the chance to reply.
+
+    >>> beliefs = Beliefs(np.full(4, 0.25), cohort_size=2)
+    >>> beliefs.learn(np.array([0, 1]), np.array([2.0, 2.0]), np.log([1.0, 9.0]))
+    >>> beliefs.probabilities().round(2)
+    array([0.19, 0.29, 0.26, 0.26])
+    """
+
+    def __init__(self, prior: FloatArray, cohort_size: int) -> None:
+        self._prior, self._cohort_size = prior, cohort_size
+        self._c = np.log(prior) - np.log(prior).mean()
+        self.people = Population()
+        self.mean, self.visits, self.surprise, self.first = np.zeros((4, len(prior)))
+        self._log = np.zeros(len(prior))  # h, of those that were drawn
+        self._touched = np.zeros(len(prior), dtype=bool)
+        self.chance, self.tries = np.ones(len(prior)), np.zeros(len(prior))
+
+    @property
+    def _sweep(self) -> float:
+        """The part of a sweep that a round is."""
+        return self._cohort_size / len(self._prior)
+
+    def learnt(self) -> FloatArray:
+        """q."""
+        of_strangers = 0.5 * (self.people.stranger + self.people.slope * self._c)
+        masses = self._prior * np.exp(np.where(self._touched, self._log, of_strangers))
+        return np.asarray(masses / masses.sum())
+
+    def probabilities(self) -> FloatArray:
+        """p."""
+        return (1.0 - self.people.share) * self.learnt() + self.people.share * self._prior
+
+    def miss(self, clients: IntArray) -> None:
+        """``clients`` were drawn and did not reply."""
+        self._count(clients, 0.0)
+        self._set(clients)
+        self._follow_strangers()
+
+    def learn(self, clients: IntArray, weights: FloatArray, log_feedback: FloatArray) -> None:
+        """Learn from the feedback of ``clients``, which replied."""
+        self._count(clients, 1.0)
+        people, prior = self.people, self._prior[clients]
+        x = log_feedback - 2.0 * np.log(prior)
+        if math.isnan(people.level):
+            if x.max() == -math.inf:
+                return  # all zeros: there is no level yet
+            people.level = log_sum_exp(x) - math.log(len(x))
+        if log_feedback.max() > -math.inf:
+            self._weigh_prior(
+                weights, log_feedback, self.probabilities()[clients], self.learnt()[clients], prior
+            )
+        x = np.clip(x - people.level, people.mean + LOWEST, HIGHEST)
+        known = self.visits[clients] > 0.0
+        x = x - self._follow_level(clients[known], x[known])
+        self._remember(clients, x, known)
+        self._relate_to_sizes()
+        self._set(clients)
+        self._follow_strangers()
+
+    # Details -----------------------------------------------------------------------------------------
+
+    def _count(self, clients: IntArray, reply: float) -> None:
+        """A running mean of replies, which starts from all clients' chance."""
+        people = self.people
+        people.drawn += len(clients)
+        people.replied += reply * len(clients)
+        first, most = REPLIES
+        new = self.tries[clients] == 0.0
+        before = np.where(new, people.chance, self.chance[clients])
+        self.tries[clients] = np.minimum(np.where(new, first, self.tries[clients]) + 1.0, most)
+        self.chance[clients] = before + (reply - before) / self.tries[clients]
+
+    def _weigh_prior(
+        self, weights: FloatArray, log_feedback: FloatArray, p: FloatArray, q: FloatArray, prior: FloatArray
+    ) -> None:
+        r"""Raise the prior's share when its draws were worth more, or when what was learnt is no better.
+
+        With :math:`v_m = \mathrm{weight}_m a_m / p_m`, whose sum V estimates the loss, the slope of the loss
+        in the share has the sign of :math:`1 - r`, :math:`r = \sum_m v_m \pi_m / p_m \big/ V`: with r above 1
+        the share is too small. A round of little loss says little: r is mixed with 1 by V over the running
+        loss. And :math:`\sum \mathrm{weight}\,a / q` estimates without bias what *would* have been lost with
+        q: the share also rises with the fourth power of the losses with what was learnt and with the prior.
+        """
+        people, forgotten = self.people, math.exp(-HOLD * self._sweep)
+        parts = np.log(weights) + log_feedback
+        log_loss = log_sum_exp(parts - np.log(p))
+        if math.isnan(people.log_loss):
+            people.log_loss = log_loss
+            people.learnt_loss = TRUST[0] / self._sweep
+            people.prior_loss = TRUST[0] * TRUST[1] / self._sweep
+        people.log_loss = log_sum_exp(
+            np.array([math.log(LOSS_MEMORY) + people.log_loss, math.log1p(-LOSS_MEMORY) + log_loss])
+        )
+        scale = max(log_loss, people.log_loss)
+        worth = float(np.exp(parts - np.log(p) - scale) @ (prior / p)) + 1.0 - math.exp(log_loss - scale)
+        discovered = people.discovered * (worth if worth > DISCOVERY else forgotten)
+        people.discovered = min(max(discovered, LEAST_SHARE), 1.0)
+
+        parts = np.exp(parts - people.log_loss)
+        mixed = (1.0 - LEAST_SHARE) * q + LEAST_SHARE * prior
+        people.learnt_loss = forgotten * people.learnt_loss + float(np.sum(parts / mixed))
+        people.prior_loss = forgotten * people.prior_loss + float(np.sum(parts / prior))
+        odds = (people.learnt_loss / people.prior_loss) ** TRUST[2]
+        people.share = max(people.discovered, LEAST_SHARE + (1.0 - LEAST_SHARE) * odds / (1.0 + odds))
+
+    def _follow_level(self, clients: IntArray, x: FloatArray) -> float:
+        """Move the level by the mean deviation of clients met before, and return by how much.
+
+        The gain rises while innovations agree in sign, and falls while they do not.
+        """
+        people = self.people
+        if not len(clients):
+            return 0.0
+        variances = people.noise_variance * (1.0 + 1.0 / self.visits[clients])
+        most = CLIPPED * np.sqrt(variances)
+        deviations = np.clip(deviation(x, self.mean[clients]), -most, most)
+        precision = float(np.sum(1.0 / variances))
+        mean = float(np.sum(deviations / variances)) / precision
+        innovation = mean * math.sqrt(precision)
+        agreement = min(max(innovation * people.innovation, -LARGEST_AGREEMENT), LARGEST_AGREEMENT)
+        _, least, largest = GAINS
+        people.gain = min(max(people.gain * math.exp(GAIN_STEP * agreement), least), largest)
+        people.innovation = innovation
+        people.level += people.gain * mean
+        return people.gain * mean
+
+    def _remember(self, clients: IntArray, x: FloatArray, known: BoolArray) -> None:
+        """Update the clients' means; two surprises in a row with one sign shorten their memories."""
+        people = self.people
+        mean, visits, last, c = (
+            values[clients] for values in (self.mean, self.visits, self.surprise, self._c)
+        )
+        away = np.where(known, deviation(x, mean), 0.0)
+        counted = np.minimum(away**2, LARGEST_DEVIATION**2) * visits / (visits + 1.0)
+        people.noise += float(np.sum(counted[known]))
+        people.noise_count += np.count_nonzero(known)
+        surprise = away / np.sqrt(people.noise_variance * (1.0 + 1.0 / np.maximum(visits, 1.0)))
+        twice = np.minimum(surprise * np.sign(last), np.abs(last)) > SURPRISE
+        new_visits = np.where(twice, np.maximum(FORGETTING * (visits + 1.0), 1.0), visits + 1.0)
+        # the mean of e^(x/2): e^(y/2) is multiplied by 1 + (e^((x-y)/2) - 1) / n
+        new_mean = np.where(known, mean + 2.0 * np.log1p(0.5 * away / new_visits), x)
+        self.first[clients] = np.where(known, self.first[clients], x)
+
+        new, before = ~known, np.where(known, mean, 0.0)
+        people.met += np.count_nonzero(new)
+        people.first_squares += float(np.sum(np.exp(x[new] - people.slope * c[new])))
+        people.sizes += float(np.sum(c[new]))
+        people.square_sizes += float(np.sum(c[new] ** 2))
+        people.means += float(np.sum(new_mean - before))
+        people.square_means += float(np.sum(new_mean**2 - before**2))
+        people.products += float(np.sum(c * (new_mean - before)))
+        people.inverse_visits += float(
+            np.sum(1.0 / new_visits - np.where(known, 1.0 / np.maximum(visits, 1.0), 0.0))
+        )
+        self.mean[clients], self.visits[clients], self.surprise[clients] = new_mean, new_visits, surprise
+
+    def _regression(self) -> tuple[float, float]:
+        """B, by least squares of y on c with a ridge, and what is left of the spread of y."""
+        people = self.people
+        spread = people.spread
+        varying = people.square_sizes / people.met - (people.sizes / people.met) ** 2
+        if varying < 1e-12:
+            return 0.0, spread
+        common = people.products / people.met - people.sizes / people.met * people.mean
+        slope = common / (varying + 2.0 * spread / people.met)
+        return slope, max(spread - 2.0 * slope * common + slope**2 * varying, LEAST_SPREAD)
+
+    def _relate_to_sizes(self) -> None:
+        """Let those never drawn follow the slope B, when it has moved."""
+        people = self.people
+        slope, _ = self._regression()
+        if abs(slope - people.slope) > REBUILT:
+            people.slope = slope
+            met = self.visits > 0.0
+            people.first_squares = float(np.sum(np.exp(self.first - slope * self._c)[met]))
+
+    def _follow_strangers(self) -> None:
+        """Let those never drawn follow their common value; if sizes differ, when it has moved."""
+        stranger = self._stranger() + math.log(self.people.chance)
+        if not self._c.any() or abs(stranger - self.people.stranger) > REBUILT:
+            self.people.stranger = stranger
+
+    def _stranger(self) -> float:
+        """u, by first visits."""
+        return math.log(self.people.first_squares / self.people.met) if self.people.met else 0.0
+
+    def _set(self, clients: IntArray) -> None:
+        """h, shrunk towards the population, and the chance to reply."""
+        people, visits = self.people, self.visits[clients]
+        own = np.zeros(len(clients))
+        if people.met:
+            _, spread = self._regression()
+            noise = people.noise_variance
+            signal = max(spread - noise * people.inverse_visits / people.met, LEAST_SPREAD)
+            own = visits / (visits + noise / signal)
+        stranger = self._stranger() + people.slope * self._c[clients]
+        twice_h = own * self.mean[clients] + (1.0 - own) * stranger
+        self._touched[clients] = True
+        self._log[clients] = 0.5 * (twice_h + np.log(np.maximum(self.chance[clients], LEAST_CHANCE)))
+
+
+def deviation(x: FloatArray, mean: FloatArray) -> FloatArray:
+    r""":math:`2 (e^{(x - y)/2} - 1)`: how far a norm is from its mean, over half the mean; x - y if small."""
+    return np.asarray(2.0 * np.expm1(0.5 * (x - mean)))
+
+
+def log_sum_exp(logs: FloatArray) -> float:
+    """The logarithm of the sum of exp(logs), of which one at least is not -inf."""
+    top = float(logs.max())
+    return top + math.log(float(np.exp(logs - top).sum()))

@@ -1,0 +1,283 @@
+"""What the default sampler learns from a cohort: ``core.beliefs`` in one compiled function.
+
+Sums over all clients are kept up to date, so that a round costs what its cohort costs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from sortition.core.beliefs import (
+    CLIPPED,
+    DISCOVERY,
+    FORGETTING,
+    GAIN_STEP,
+    GAINS,
+    HIGHEST,
+    HOLD,
+    LARGEST_AGREEMENT,
+    LARGEST_DEVIATION,
+    LEAST_CHANCE,
+    LEAST_SHARE,
+    LEAST_SPREAD,
+    LOSS_MEMORY,
+    LOWEST,
+    REBUILT,
+    REPLIES,
+    SURPRISE,
+    TRUST,
+    Population,
+)
+from sortition.core.types import Fields, FloatArray, IntArray
+from sortition.engine.expert_trees import ExpertArrays
+from sortition.engine.mixture import mixed_ratio
+
+PEOPLE = np.dtype([(field.name, np.float64) for field in fields(Population)])
+"""One record: the fields of ``core.beliefs.Population``."""
+CLIENT = np.dtype(
+    [
+        (name, np.float64)
+        for name in ("mean", "visits", "surprise", "first", "size", "chance", "tries", "drawn", "replied")
+    ]
+)
+"""A record for each slot: mean y over n visits, last surprise, first x, c, the chance to reply over the last
+tries, and how often the client was drawn and has replied in all."""
+
+
+@njit(cache=True)
+def _bounded(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
+
+
+@njit(cache=True)
+def _deviation(x: float, mean: float) -> float:
+    return 2.0 * math.expm1(0.5 * (x - mean))
+
+
+@njit(cache=True)
+def _log_sum_exp(logs: FloatArray) -> float:
+    top = logs.max()
+    return float(top + math.log(np.exp(logs - top).sum()))
+
+
+@njit(cache=True)
+def _count(people: Any, client: Any, reply: float, size: float) -> None:
+    """A running mean of replies, which starts from all clients' chance; ``people`` has the new reply."""
+    if client.tries == 0.0:
+        client.tries, client.chance, client.size = REPLIES[0], people.replied / people.drawn, size
+    client.tries = min(client.tries + 1.0, REPLIES[1])
+    client.chance += (reply - client.chance) / client.tries
+    client.drawn += 1.0
+    client.replied += reply
+
+
+@njit(cache=True)
+def _weigh_prior(
+    people: Any,
+    weights: FloatArray,
+    log_feedback: FloatArray,
+    p: FloatArray,
+    q: FloatArray,
+    prior: FloatArray,
+    sweep: float,
+) -> None:
+    """The prior's share: ``Beliefs._weigh_prior``."""
+    forgotten = math.exp(-HOLD * sweep)
+    parts = np.log(weights) + log_feedback
+    log_loss = _log_sum_exp(parts - np.log(p))
+    if math.isnan(people.log_loss):
+        people.log_loss = log_loss
+        people.learnt_loss = TRUST[0] / sweep
+        people.prior_loss = TRUST[0] * TRUST[1] / sweep
+    kept, new = math.log(LOSS_MEMORY) + people.log_loss, math.log1p(-LOSS_MEMORY) + log_loss
+    people.log_loss = max(kept, new) + math.log1p(math.exp(-abs(kept - new)))
+    scale = max(log_loss, people.log_loss)
+    worth = 1.0 - math.exp(log_loss - scale)
+    people.learnt_loss *= forgotten
+    people.prior_loss *= forgotten
+    for i in range(parts.size):
+        worth += math.exp(parts[i] - math.log(p[i]) - scale) * prior[i] / p[i]
+        part = math.exp(parts[i] - people.log_loss)
+        people.learnt_loss += part / ((1.0 - LEAST_SHARE) * q[i] + LEAST_SHARE * prior[i])
+        people.prior_loss += part / prior[i]
+    people.discovered *= worth if worth > DISCOVERY else forgotten
+    people.discovered = _bounded(people.discovered, LEAST_SHARE, 1.0)
+    odds = (people.learnt_loss / people.prior_loss) ** TRUST[2]
+    people.share = max(people.discovered, LEAST_SHARE + (1.0 - LEAST_SHARE) * odds / (1.0 + odds))
+
+
+@njit(cache=True)
+def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> float:
+    """By how much the level moves: ``Beliefs._follow_level``."""
+    total = precision = 0.0
+    for i in range(slots.size):
+        client = seen[slots[i]]
+        if client.visits > 0.0:
+            variance = people.noise / people.noise_count * (1.0 + 1.0 / client.visits)
+            most = CLIPPED * math.sqrt(variance)
+            total += _bounded(_deviation(x[i], client.mean), -most, most) / variance
+            precision += 1.0 / variance
+    if precision == 0.0:
+        return 0.0
+    innovation = total / math.sqrt(precision)
+    agreement = _bounded(innovation * people.innovation, -LARGEST_AGREEMENT, LARGEST_AGREEMENT)
+    people.gain = _bounded(people.gain * math.exp(GAIN_STEP * agreement), GAINS[1], GAINS[2])
+    people.innovation = innovation
+    change: float = people.gain * total / precision
+    people.level += change
+    return change
+
+
+@njit(cache=True)
+def _remember(people: Any, client: Any, x: float) -> None:
+    """One client's mean: ``Beliefs._remember``, after the noise was counted."""
+    c = client.size
+    if client.visits == 0.0:
+        people.met += 1.0
+        people.first_squares += math.exp(x - people.slope * c)
+        people.sizes += c
+        people.square_sizes += c * c
+        people.means += x
+        people.square_means += x * x
+        people.products += c * x
+        people.inverse_visits += 1.0
+        client.mean, client.visits, client.surprise, client.first = x, 1.0, 0.0, x
+        return
+    mean, visits, last = client.mean, client.visits, client.surprise
+    away = _deviation(x, mean)
+    client.surprise = away / math.sqrt(people.noise / people.noise_count * (1.0 + 1.0 / visits))
+    client.visits = visits + 1.0
+    if client.surprise * last > 0.0 and min(abs(client.surprise), abs(last)) > SURPRISE:
+        client.visits = max(FORGETTING * client.visits, 1.0)
+    client.mean = mean + 2.0 * math.log1p(0.5 * away / client.visits)
+    people.means += client.mean - mean
+    people.square_means += client.mean**2 - mean**2
+    people.products += c * (client.mean - mean)
+    people.inverse_visits += 1.0 / client.visits - 1.0 / visits
+
+
+@njit(cache=True)
+def _regression(people: Any) -> tuple[float, float]:
+    """B, and what is left of the spread: ``Beliefs._regression``."""
+    mean = people.means / people.met
+    spread = max(people.square_means / people.met - mean**2, LEAST_SPREAD)
+    varying = people.square_sizes / people.met - (people.sizes / people.met) ** 2
+    if varying < 1e-12:
+        return 0.0, spread
+    common = people.products / people.met - people.sizes / people.met * mean
+    slope = common / (varying + 2.0 * spread / people.met)
+    return slope, max(spread - 2.0 * slope * common + slope**2 * varying, LEAST_SPREAD)
+
+
+@njit(cache=True)
+def _logs(people: Any, seen: Any, slots: IntArray) -> FloatArray:
+    """The logarithms of the clients' ratios to the prior: ``Beliefs._set``."""
+    logs = np.empty(slots.size)
+    stranger = pseudo_visits = 0.0
+    if people.met > 0.0:
+        stranger = math.log(people.first_squares / people.met)
+        noise = people.noise / people.noise_count
+        signal = _regression(people)[1] - noise * people.inverse_visits / people.met
+        pseudo_visits = noise / max(signal, LEAST_SPREAD)
+    for i in range(slots.size):
+        client = seen[slots[i]]
+        own = client.visits / (client.visits + pseudo_visits) if client.visits > 0.0 else 0.0
+        expected = own * client.mean + (1.0 - own) * (stranger + people.slope * client.size)
+        logs[i] = 0.5 * (expected + math.log(max(client.chance, LEAST_CHANCE)))
+    return logs
+
+
+@njit(cache=True)
+def _strangers_moved(people: Any, sizes_differ: bool) -> bool:
+    """Whether the value of those never drawn has changed: ``Beliefs._follow_strangers``."""
+    stranger = math.log(people.replied / people.drawn)
+    if people.met > 0.0:
+        stranger += math.log(people.first_squares / people.met)
+    if sizes_differ and abs(stranger - people.stranger) <= REBUILT:
+        return False
+    people.stranger = stranger
+    return True
+
+
+@njit(cache=True)
+def miss(
+    people_array: Any, seen: Any, slots: IntArray, sizes: FloatArray, sizes_differ: bool
+) -> tuple[FloatArray, bool]:
+    """Clients were drawn and did not reply: their logarithms, and whether those never drawn have moved.
+
+    ``sizes`` are their c.
+    """
+    people = people_array[0]
+    people.drawn += slots.size
+    for i in range(slots.size):
+        _count(people, seen[slots[i]], 0.0, sizes[i])
+    logs = _logs(people, seen, slots)
+    return logs, _strangers_moved(people, sizes_differ)
+
+
+@njit(cache=True)
+def learn(
+    people_array: Any,
+    seen: Any,
+    slots: IntArray,
+    weights: FloatArray,
+    log_feedback: FloatArray,
+    masses: FloatArray,
+    total_mass: float,
+    center: float,
+    sizes_differ: bool,
+    sweep: float,
+    ratios: FloatArray,
+    experts: Fields,
+) -> tuple[FloatArray, bool]:
+    """``Beliefs.learn``: the clients' new logarithms, and whether those never drawn have moved.
+
+    ``masses`` are those of the prior, ``center`` is what their logarithms are relative to in c, and ``sweep``
+    is K / M. If all feedback was zero there may be no level yet, and no logarithms.
+    """
+    people = people_array[0]
+    log_masses = np.log(masses)
+    people.drawn += slots.size
+    people.replied += slots.size
+    for i in range(slots.size):
+        _count(people, seen[slots[i]], 1.0, log_masses[i] - center)
+    x = log_feedback - 2.0 * log_masses
+    if math.isnan(people.level):
+        if x.max() == -np.inf:
+            return np.zeros(0), False
+        people.level = _log_sum_exp(x) - math.log(x.size)
+    if log_feedback.max() > -np.inf:
+        log_weights, scales, bases = ExpertArrays(*experts)
+        prior, theta = masses / total_mass, np.exp(log_weights)
+        p, q = np.empty(x.size), np.empty(x.size)
+        for i in range(x.size):
+            p[i] = prior[i] * mixed_ratio(ratios, theta, scales, bases, slots[i])
+            y = ratios[slots[i], 1]
+            q[i] = prior[i] * (scales[1] * y if y > 0.0 else bases[1])
+        _weigh_prior(people, weights, log_feedback, p, q, prior, sweep)
+    lowest = (people.means / people.met if people.met > 0.0 else 0.0) + LOWEST
+    for i in range(x.size):
+        x[i] = _bounded(x[i] - people.level, lowest, HIGHEST)
+    x -= _follow_level(people, seen, slots, x)
+    for i in range(x.size):
+        client = seen[slots[i]]
+        if client.visits > 0.0:
+            squared = min(_deviation(x[i], client.mean) ** 2, LARGEST_DEVIATION**2)
+            people.noise += squared * client.visits / (client.visits + 1.0)
+            people.noise_count += 1.0
+    for i in range(x.size):
+        _remember(people, seen[slots[i]], x[i])
+    slope = _regression(people)[0]
+    slope_moved = abs(slope - people.slope) > REBUILT
+    if slope_moved:
+        people.slope, people.first_squares = slope, 0.0
+        for client in seen:
+            if client.visits > 0.0:
+                people.first_squares += math.exp(client.first - slope * client.size)
+    logs = _logs(people, seen, slots)
+    return logs, _strangers_moved(people, sizes_differ) or slope_moved
