@@ -15,6 +15,7 @@ from sortition.engine.clients import Roster, draw_prior, mass_of, named_prior
 from sortition.engine.drawing import Distribution
 from sortition.engine.pivotal import ProbabilityLine, line_of_masses
 
+LEAST_RATIO = 1e-250
 MOST_DENSE = 2**24
 """Clients that a vector of masses may have: each takes some 50 bytes, and a round visits all of them."""
 
@@ -98,9 +99,14 @@ class Dense(Distribution):
         self.set(roster.masses(None))
 
     def set(self, masses: FloatArray) -> None:
-        """Take these masses, one for each id, with any sum above 0; clients that left must have 0."""
-        self.masses = masses
-        self._probabilities = masses / masses.sum()
+        """Take these masses, one for each id, at least one above 0; clients that left must have 0.
+
+        They are kept relative to the largest. A mass above 0 is at least ``LEAST_RATIO`` of it, so that no
+        weight is infinite.
+        """
+        relative = masses / masses.max()
+        self.masses = np.where(masses > 0.0, np.maximum(relative, LEAST_RATIO), 0.0)
+        self._probabilities = self.masses / self.masses.sum()
         self._cumulative: FloatArray | None = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -112,8 +118,8 @@ class Dense(Distribution):
         here = self.roster.present(np.arange(len(masses)))
         right = (masses >= 0.0) & (masses < np.inf) & (here | (masses == 0.0))
         check("masses", masses, right, "finite and not negative, and 0 of those that left")
-        if not 0.0 < masses.sum() < np.inf:
-            raise StateError(f"state has masses that sum to {masses.sum()}")
+        if not masses.any():
+            raise StateError("state has 'masses' that are all 0")
         self.set(masses)
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:

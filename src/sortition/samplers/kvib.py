@@ -90,8 +90,8 @@ class KVibSampler(BaseSampler):
         self._log_omega[cohort.clients] = np.logaddexp(self._log_omega[cohort.clients], gains)
         prior = self._roster.masses(None) / self._roster.total  # 1/M, unless newcomers have other masses
         log_g = self._bound.log + math.log(self.num_clients / (self._exploration * self._cohort_size))
-        logs = 0.5 * np.logaddexp(self._log_omega, log_g)
-        u = prior * np.exp(logs - logs[prior > 0.0].max())
+        logs = np.where(prior > 0.0, 0.5 * np.logaddexp(self._log_omega, log_g), -np.inf)
+        u = prior * np.exp(logs - logs.max())
         p = inclusion_probabilities(u / u.sum(), self._cohort_size)
         self._dense.set((1.0 - self._exploration) * p / p.sum() + self._exploration * prior)
 

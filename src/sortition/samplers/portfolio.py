@@ -203,7 +203,8 @@ class PortfolioSampler(BaseSampler):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         log_weights = array(state, "log_expert_weights", np.float64, (len(self._expert_samplers),))
-        check("log_expert_weights", log_weights, log_weights <= LARGEST_LOG_WEIGHT, "at most 0")
+        right = np.isfinite(log_weights) & (log_weights <= LARGEST_LOG_WEIGHT)
+        check("log_expert_weights", log_weights, right, "finite and at most 0")
         log_loss = number(state, "log_loss", nan=True)
         for i, expert in enumerate(self._expert_samplers):
             prefix = f"expert{i}."

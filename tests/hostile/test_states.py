@@ -1,0 +1,69 @@
+"""States from others: a state is a distribution, and stays one, or it is refused by a StateError."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.hostile import COMMON, MAKERS, judge
+from sortition import AvareSampler, KVibSampler, OptimalClientSampler, OptimalSampler
+
+ELSEWHERE = ("guard.", "trial.")
+"""What the guard remembers is checked in ``tests/samplers/test_guard.py``."""
+BELIEFS = ("empirical-bayes", "private")
+"""Of these, sums over all clients are not checked against each other yet: only the call itself is judged."""
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_one_entry_is_wrong(name: str) -> None:
+    counted = {"refused": 0, "fine": 0}
+    for entry, change, verdict in judge(name, rounds=8, seed=1, elements=3):
+        if entry.startswith(ELSEWHERE):
+            continue
+        if name in BELIEFS and not verdict.startswith(("raw", "refused")):
+            verdict = "fine"
+        assert verdict in counted, f"{entry} <- {change}: {verdict}"
+        counted[verdict] += 1
+    assert counted["refused"] > 10 * len(MAKERS[name]().state_dict())
+
+
+@pytest.mark.parametrize("norm", [1e300, 1e307])
+def test_k_vib_goes_on_when_a_huge_client_leaves(norm: float) -> None:
+    sampler = KVibSampler(**COMMON, num_rounds=50, feedback_bound=1e-300)
+    for _ in range(20):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(cohort.clients == 3, norm, 1e-150))
+    sampler.remove_clients([3])
+    for _ in range(3):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.full(len(cohort), 1e-150))
+        assert sampler.probabilities().sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("make", [OptimalSampler, OptimalClientSampler])
+@pytest.mark.parametrize("seed", range(30))
+def test_oracles_with_norms_as_far_apart_as_doubles_can_be(make: type[OptimalSampler], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sampler = make(**COMMON)
+    for _ in range(20):
+        sampler.reveal(10.0 ** rng.uniform(-320.0, 308.0, 12) * (rng.random(12) < 0.9))
+        assert sampler.probabilities().sum() == pytest.approx(1.0)
+        cohort = sampler.draw()
+        assert np.all(np.isfinite(cohort.weights))
+        sampler.observe(cohort, np.ones(len(cohort)))
+
+
+def test_avare_after_spikes_is_avare() -> None:
+    """Spikes of one client put all others on the floor and take them off again, many times."""
+    spiky = AvareSampler(num_clients=30, cohort_size=3, design="fixed_size")
+    rng, last = np.random.default_rng(0), np.zeros(30)
+    for index in range(200):
+        cohort = spiky.draw()
+        norms = rng.lognormal(size=3) * (1e12 if index % 2 else 1.0)
+        spiky.observe(cohort, norms)
+        last[cohort.clients] = norms
+        floor, low, high = spiky.floor(), 0.0, 1e20
+        for _ in range(200):  # p = max(floor, c h), with the c that makes it sum to one
+            c = 0.5 * (low + high)
+            low, high = (c, high) if np.maximum(floor, c * last).sum() < 1.0 else (low, c)
+        assert spiky.probabilities() == pytest.approx(np.maximum(floor, c * last), rel=1e-6)
