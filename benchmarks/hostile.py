@@ -1,18 +1,22 @@
 """What hostile states and files are taken for: the long campaigns behind docs/hostile-clients.md.
 
-    python benchmarks/hostile.py states [--rounds 12] [--seed 0] [--mutations 40]
+    python benchmarks/hostile.py states|files [--rounds 12] [--seed 0] [--mutations 40]
 
 ``tests/hostile`` runs small ones. A *state* is one of a sampler that has learnt for a while, with one entry
 changed. It must be refused by a StateError that changes nothing, or be a distribution, and stay one while the
-run goes on.
+run goes on. A *file* is a run with one value of one row or of its snapshot changed, under right checksums.
+Whoever shows, exports, verifies or continues it must get a SortitionError, or nothing unusual.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +35,16 @@ from sortition import (
     OSMDSampler,
     PortfolioSampler,
     ProportionalSampler,
+    SortitionError,
     StateError,
     UniformSampler,
     VRBSampler,
 )
-from sortition.ledger.encoding import pack
+from sortition.ledger import open_run, read_run, verify_run
+from sortition.ledger.encoding import pack, unpack
+from sortition.ledger.files import SNAPSHOT, RunFiles, side_directory
+from sortition.ledger.store import checksum
+from sortition.ledger.summary import export_csv, summarise
 
 M, K = 12, 3
 COMMON: dict[str, Any] = {"num_clients": M, "cohort_size": K}
@@ -96,7 +105,7 @@ def play(sampler: Any, rounds: int, rng: np.random.Generator) -> None:
 def mutations(
     state: dict[str, Any], rng: np.random.Generator, elements: int
 ) -> Iterator[tuple[str, str, Any]]:
-    """Names of entries, what is done to them, and their new values; a single element of an array at a time."""
+    """Names of entries, what is done to them, and their new values; of an array one element at a time."""
     for name, value in state.items():
         for number in NUMBERS:
             yield name, f"{number!r:.20}", number
@@ -161,21 +170,114 @@ def judge(name: str, rounds: int, seed: int, elements: int) -> Iterator[tuple[st
     faulthandler.cancel_dump_traceback_later()
 
 
+def recorded(path: Path, rounds: int) -> None:
+    """A run of Avare with a guard, with a cohort that is open and a client that joined."""
+    with open_run(path, MAKERS["avare"]) as run:
+        for _ in range(rounds):
+            cohort = run.draw()
+            run.observe(cohort, np.linspace(0.5, 2.0, len(cohort)))
+        run.add_clients(1)
+        run.remove_clients([0])
+        run.draw()
+
+
+def forge(path: Path, rows: list[tuple[Any, ...]], number: int, values: dict[str, Any]) -> None:
+    """Write ``values`` into a row, and right checksums into all."""
+    connection, previous = sqlite3.connect(path), b""
+    with connection:
+        for row in rows:
+            payload = pack(values) if row[0] == number else row[4]
+            previous = checksum(previous, *row[:4], payload)
+            connection.execute("REPLACE INTO events VALUES (?, ?, ?, ?, ?, ?)", (*row[:4], payload, previous))
+    connection.close()
+
+
+QUESTIONS: dict[str, Callable[[Path], object]] = {
+    "show": lambda path: with_record(path, summarise),
+    "export": lambda path: with_record(path, lambda record: export_csv(record, path.with_name("csv"))),
+    "replay": lambda path: with_record(path, lambda record: record.replay()),
+    "verify": verify_run,
+    "open": lambda path: play_on(path),
+}
+
+
+def with_record(path: Path, question: Callable[[Any], object]) -> object:
+    """The answer of a record."""
+    with read_run(path) as record:
+        return question(record)
+
+
+def play_on(path: Path) -> None:
+    """Continue the run for a round."""
+    with open_run(path, MAKERS["avare"]) as run:
+        cohort = run.draw()
+        run.observe(cohort, np.ones(len(cohort)))
+
+
+def judge_files(
+    directory: Path, rounds: int, seed: int, elements: int, every: int = 1
+) -> Iterator[tuple[str, str, str]]:
+    """For one in ``every`` changes of a row or the snapshot: the entry, what was done, and what came of it."""
+    rng, path = np.random.default_rng(seed), directory / "run.db"
+    recorded(path, rounds)
+    whole = {file: file.read_bytes() for file in directory.rglob("*") if file.is_file()}
+    rows = sqlite3.connect(path).execute("SELECT * FROM events ORDER BY number").fetchall()
+    files = RunFiles(side_directory(path), bytes.fromhex(unpack(rows[0][4])["run_id"]))
+    (snapshot,) = files.numbers(SNAPSHOT)
+    held = files.read(SNAPSHOT, snapshot)
+    chosen = [row for row in rows if row[0] < 3 or row[0] > len(rows) - 4]
+    changes = [(number, *change) for number, _, _, _, payload, _ in chosen
+               for change in mutations(unpack(payload), rng, elements)]  # fmt: skip
+    changes += [(-1, *change) for change in mutations(held, rng, elements)]
+    for number, entry, change, value in changes[seed % every :: every]:
+        faulthandler.dump_traceback_later(60.0, exit=True)
+        for file in directory.rglob("*"):
+            if file.is_file():
+                file.unlink()
+        for file, data in whole.items():
+            file.write_bytes(data)
+        try:
+            if number < 0:
+                files.write(SNAPSHOT, snapshot, {**held, entry: value})
+            else:
+                forge(path, rows, number, {**unpack(rows[number][4]), entry: value})
+                (side_directory(path) / "lock").unlink()
+                (side_directory(path) / f"{SNAPSHOT}-{snapshot:09d}").unlink()
+        except SortitionError:
+            continue  # no file can hold this
+        where = "snapshot" if number < 0 else f"row {number} ({rows[number][1]})"
+        for name, question in QUESTIONS.items():
+            try:
+                question(path)
+                verdict = "fine"
+            except SortitionError:
+                verdict = "refused"
+            except Exception as error:
+                verdict = f"raw {error!r:.200}"
+            yield f"{name}: {where} {entry}", change, verdict
+    faulthandler.cancel_dump_traceback_later()
+
+
 def main() -> None:
     """Run a campaign, and print what went wrong and how much was tried."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("campaign", choices=["states"])
+    parser.add_argument("campaign", choices=["states", "files"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mutations", type=int, default=40, help="elements of each array that are changed")
     parser.add_argument("--samplers", default=",".join(MAKERS))
     options = parser.parse_args()
     totals: Counter[str] = Counter()
-    for name in options.samplers.split(","):
+    how = (options.rounds, options.seed, options.mutations)
+    for name in ["avare"] if options.campaign == "files" else options.samplers.split(","):
         counts: Counter[str] = Counter()
-        for entry, change, verdict in judge(name, options.rounds, options.seed, options.mutations):
+        judged = judge(name, *how)
+        if options.campaign == "files":
+            directory = Path(tempfile.mkdtemp())
+            judged = judge_files(directory, *how)
+        for entry, change, verdict in judged:
             counts[verdict if verdict in ("refused", "fine") else "wrong"] += 1
             if verdict not in ("refused", "fine"):
                 print(f"{name:<16} {entry} <- {change}: {verdict}", flush=True)

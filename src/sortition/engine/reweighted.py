@@ -12,6 +12,7 @@ from numba import njit
 
 from sortition.core.errors import StateError
 from sortition.core.experts import normalise_log_weights
+from sortition.core.simplex import LARGEST_STEP
 from sortition.core.state import array, check, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
@@ -88,10 +89,11 @@ class LogRatioMixture(ExpertMixture):
 
     def restore(self, state: Mapping[str, Any], *, experts: int) -> None:
         """Take back what ``state`` gave."""
-        shift = number(state, "shift")
+        shift = number(state, "shift", least=-LARGEST_STEP, most=LARGEST_STEP)
         seen = array(state, "seen_clients", np.int64, (None,))
         logs = array(state, "logs", np.float64, (len(seen),))
-        check("logs", logs, logs < np.inf, "finite, or -inf for no feedback")
+        right = (logs == -np.inf) | (np.abs(logs) <= LARGEST_STEP)
+        check("logs", logs, right, f"at most {LARGEST_STEP:g} either way, or -inf for no feedback")
         super().restore(state, experts=experts)
         self._logs, self._shift = logs, shift
         if self._highest() - shift > FURTHEST_LOG + 1.0:
@@ -216,7 +218,7 @@ class ReweightedPrior(LogRatioMixture):
 
     def restore(self, state: Mapping[str, Any], *, experts: int = 2) -> None:
         """Take back what ``state`` gave."""
-        self._unseen_log = number(state, "unseen_log")
+        self._unseen_log = number(state, "unseen_log", least=-LARGEST_STEP, most=LARGEST_STEP)
         self.share = number(state, "share", least=0.0, most=1.0)
         super().restore(state, experts=experts)
 

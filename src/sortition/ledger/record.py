@@ -153,7 +153,7 @@ class RunRecord:
     @property
     def private(self) -> bool:
         """Whether the sampler noises norms; then neither norms nor the seed may be shown."""
-        return bool(self.config.get("privacy", "none") != "none")
+        return str(self.config.get("privacy", "none")) != "none"
 
     @property
     def guard(self) -> str | None:

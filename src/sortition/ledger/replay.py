@@ -20,7 +20,7 @@ import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError
 from sortition.core.protocols import Sampler
-from sortition.ledger.encoding import available_of, cohort_of, ids_of, same_cohort
+from sortition.ledger.encoding import available_of, cohort_of, ids_of, same_cohort, whole_of
 from sortition.ledger.files import SNAPSHOT, RunFiles
 from sortition.ledger.store import Event, Store
 from sortition.samplers.base import BaseSampler
@@ -35,6 +35,7 @@ MOST_EXPERTS = 1000
 _METHODS = ("draw", "observe", "probabilities", "state_dict", "load_state_dict")
 _DEFENCES: Mapping[str, type[Guard | NormPrivacy]] = {"Guard": Guard, "NormPrivacy": NormPrivacy}
 _CONFIG = "config."
+_ROUND = re.compile(r"\d{1,18}")
 _FIELD = re.compile(r"\b(\w+)=([^,()]+)")  # begins at words only: a long word takes no longer than its length
 _EXPERT = re.compile(r"expert(\d{1,6})\.(.+)", re.DOTALL)
 
@@ -79,7 +80,7 @@ class Replayed:
                 self.sampler.calibrate(values["norms"], values["clients"])
             elif event.kind == "loaded":
                 self.sampler.load_state_dict(within(values, "state."))
-                self.round_index = values["round_index"]
+                self.round_index = whole_of(values, "round_index")
             else:
                 raise LedgerError(f"row {event.number} is of an unknown kind: {event.kind!r}")
         except LedgerError:
@@ -148,7 +149,7 @@ def rebuild(
                 f"rows are missing from {store.path}: a snapshot was taken after row {number}, "
                 f"and the last row is {store.last}"
             )
-        if snapshot.get("checksum") != store.checksum_of(number).hex():
+        if str(snapshot.get("checksum")) != store.checksum_of(number).hex():
             raise store.damage(f"row {number} of {store.path} is not the one that its snapshot belongs to")
         replayed = begin(make_sampler, first)
         _restore(replayed, snapshot, store)
@@ -178,9 +179,10 @@ def _restore(replayed: Replayed, snapshot: Mapping[str, Any], store: Store) -> N
         replayed.sampler.load_state_dict(within(snapshot, "state."))
     except SortitionError as error:
         raise LedgerError(f"a snapshot of {store.path} does not fit the sampler: {error}") from error
-    replayed.round_index = snapshot["round_index"]
-    replayed.last_observed = snapshot["last_observed"]
-    for round_index in map(int, filter(None, snapshot["open"].split(","))):
+    replayed.round_index = whole_of(snapshot, "round_index")
+    if snapshot.get("last_observed") is not None:
+        replayed.last_observed = whole_of(snapshot, "last_observed")
+    for round_index in map(int, _ROUND.findall(str(snapshot.get("open")))):
         event = store.find("drawn", round_index)
         if event is None:
             raise store.damage(f"rows are missing from {store.path}: the draw of round {round_index}")
@@ -329,11 +331,11 @@ def differing(begun: Mapping[str, Any], built: Mapping[str, Any]) -> str:
     >>> differing({"config.cohort_size": 10}, {"config.cohort_size": 11})
     'cohort_size = 10, got 11'
     """
-    if begun.get("kind") != built.get("kind"):
+    if str(begun.get("kind")) != str(built.get("kind")):
         return f"{begun.get('kind')}, got {built.get('kind')}"
     found: list[str] = []
     for name, value in built.items():
-        if name.startswith(_CONFIG) and name in begun and begun[name] != value:
+        if name.startswith(_CONFIG) and name in begun and str(begun[name]) != str(value):
             found += _differences(name.removeprefix(_CONFIG), begun[name], value)
     others = experts_of(begun)
     for place, expert in experts_of(built).items():

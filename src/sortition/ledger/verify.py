@@ -100,7 +100,7 @@ def _check_snapshot(files: RunFiles, number: int, checksum: bytes, replayed: Rep
         return 0
     except LedgerError as error:
         raise LedgerError(f"{error}; remove it: open_run does not need it") from error
-    if snapshot.get("checksum") != checksum.hex():
+    if str(snapshot.get("checksum")) != checksum.hex():
         raise LedgerError(f"the snapshot after row {number} has the checksum of another row; remove it")
     if replayed is not None and pack(snapshot) != pack(snapshot_values(replayed, checksum)):
         raise LedgerError(

@@ -163,7 +163,11 @@ class EmpiricalBayesSampler(BaseSampler):
     def _state(self) -> dict[str, Any]:
         seen = self._seen[: self._reweighted.count].copy()
         people = {name: float(self._people[0][name]) for name in PEOPLE.names or ()}
-        return {**self._reweighted.state(), **people, "beliefs": seen.view(np.float64).reshape(-1, len(CLIENT))}
+        return {
+            **self._reweighted.state(),
+            **people,
+            "beliefs": seen.view(np.float64).reshape(-1, len(CLIENT.names or ())),
+        }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         unknown = ("level", "log_loss")  # before the first feedback
