@@ -217,7 +217,7 @@ def play_on(path: Path) -> None:
 def judge_files(
     directory: Path, rounds: int, seed: int, elements: int, every: int = 1
 ) -> Iterator[tuple[str, str, str]]:
-    """For one in ``every`` changes of a row or the snapshot: the entry, what was done, and what came of it."""
+    """For one in ``every`` changes of a row or the snapshot: the entry, what was done, what came of it."""
     rng, path = np.random.default_rng(seed), directory / "run.db"
     recorded(path, rounds)
     whole = {file: file.read_bytes() for file in directory.rglob("*") if file.is_file()}

@@ -229,7 +229,7 @@ def test_pages_and_tables_have_the_permissions_of_the_run(run: Path, tmp_path: P
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_value_of_a_row_or_a_snapshot_is_wrong(tmp_path: Path, seed: int) -> None:
-    """With right checksums: whoever reads or continues it gets an error of the library, or nothing unusual."""
+    """With right checksums: who reads or continues it gets an error of the library, or nothing unusual."""
     counted = {"refused": 0, "fine": 0}
     for entry, change, verdict in judge_files(tmp_path, rounds=4, seed=seed, elements=2, every=97):
         if "guard." not in entry:  # see test_states
