@@ -290,7 +290,7 @@ class RecordedSampler:
         return found
 
     def privacy_spent(self, delta: float = 1e-5) -> PrivacySpent:
-        """What the replies so far have cost in (epsilon, delta)-differential privacy."""
+        """What the replies so far have cost in (epsilon, delta)-differential privacy of the reported norms."""
         spent: PrivacySpent = _method_of(self.sampler, "privacy_spent")(delta)
         return spent
 

@@ -435,7 +435,7 @@ class BaseSampler(ABC):
         return self._noise is not None
 
     def privacy_spent(self, delta: float = 1e-5) -> PrivacySpent:
-        """What the replies so far have cost in (epsilon, delta)-differential privacy."""
+        """What the replies so far have cost in (epsilon, delta)-differential privacy of the reported norms."""
         if self._noise is None:
             raise ConfigurationError("privacy_spent needs a sampler that was built with privacy")
         return self._noise.spent(delta)
