@@ -5,6 +5,7 @@
 >>> strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=20)
 """
 
+from sortition.integrations.flower.client_memory import remember_updates
 from sortition.integrations.flower.identities import (
     IdentityFunction,
     registered_identity,
@@ -12,4 +13,10 @@ from sortition.integrations.flower.identities import (
 )
 from sortition.integrations.flower.strategy import AdaptiveSampling
 
-__all__ = ["AdaptiveSampling", "IdentityFunction", "registered_identity", "reported_identity"]
+__all__ = [
+    "AdaptiveSampling",
+    "IdentityFunction",
+    "registered_identity",
+    "remember_updates",
+    "reported_identity",
+]
