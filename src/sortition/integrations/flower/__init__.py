@@ -5,12 +5,12 @@
 >>> strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=20)
 """
 
-from sortition.integrations.flower.client_memory import remember_updates
 from sortition.integrations.flower.identities import (
     IdentityFunction,
     registered_identity,
     reported_identity,
 )
+from sortition.integrations.flower.memory_sum import remember_updates
 from sortition.integrations.flower.strategy import AdaptiveSampling
 
 __all__ = [

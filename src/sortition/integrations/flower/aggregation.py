@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sortition.core.errors import ConfigurationError, FeedbackError
 from sortition.core.types import FloatArray, IntArray
-from sortition.integrations.flower.client_memory import RECORD, ClientHeldMemory
+from sortition.integrations.flower.memory_sum import RECORD, MemorySum
 from sortition.integrations.flower.model_memory import ClientUpdate, Combined, ModelMemory, remembered_keys
 from sortition.integrations.flower.pool import DrawnCohort
 
@@ -161,7 +161,7 @@ class OpenRound:
     places: dict[int, int]
     """The place in the cohort of each node that was asked."""
     updates: UpdateSum
-    memory: ModelMemory | ClientHeldMemory | None
+    memory: ModelMemory | MemorySum | None
     offline: IntArray
     """Clients that have replied before and could not be drawn."""
 

@@ -18,9 +18,9 @@ from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
 from sortition.core.validation import named_keywords
 from sortition.integrations.flower.aggregation import OpenRound, UpdateSum, arrays_of, record_of
-from sortition.integrations.flower.client_memory import RECORD, ClientHeldMemory
 from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
 from sortition.integrations.flower.inner import NOT_PRIVATE, InnerStrategy
+from sortition.integrations.flower.memory_sum import RECORD, MemorySum
 from sortition.integrations.flower.metrics import VarianceRatio, memory_metrics, sampling_metrics
 from sortition.integrations.flower.model_memory import ModelMemory
 from sortition.integrations.flower.pool import ClientPool, string_list
@@ -100,9 +100,9 @@ class AdaptiveSampling(Strategy):
         self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
         if not (isinstance(memory, bool) or memory == "clients"):
             raise ConfigurationError(f"memory must be True, False or 'clients', got {memory!r}")
-        self._memory: ModelMemory | ClientHeldMemory | None = None
+        self._memory: ModelMemory | MemorySum | None = None
         if memory:
-            self._memory = ClientHeldMemory() if memory == "clients" else ModelMemory(memory_bytes)
+            self._memory = MemorySum() if memory == "clients" else ModelMemory(memory_bytes)
         self._ratio = VarianceRatio()
         self._round: OpenRound | None = None
         self._arrays: ArrayRecord | None = None  # the current model
@@ -149,7 +149,7 @@ class AdaptiveSampling(Strategy):
         messages = self._inner.configure_train(
             server_round + self._offset, arrays, config, grid, nodes=list(places)
         )
-        if isinstance(self._memory, ClientHeldMemory):
+        if isinstance(self._memory, MemorySum):
             for message in messages:
                 client = int(drawn.cohort.clients[places[message.metadata.dst_node_id]])
                 message.content = RecordDict({**message.content, RECORD: self._memory.question(client)})

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from sortition import ConfigurationError, StateError, UniformSampler
 from sortition.core.designs import DESIGNS
 from sortition.integrations.flower import AdaptiveSampling
-from sortition.integrations.flower.client_memory import RECORD
+from sortition.integrations.flower.memory_sum import RECORD
 from tests.helpers import cohorts
 from tests.integrations.flower.fake_grid import empty_context, federation, model, one_round, weights
 from tests.integrations.flower.test_ledger import CrashError
@@ -156,6 +156,15 @@ def test_if_all_clients_were_started_anew_the_step_is_unbiased_at_once(design):
         mean = mean - drawn_none * max(used) * total
     assert drawn_none or max(used) == 0.0
     np.testing.assert_allclose(mean, EVERYBODY, rtol=1e-6)
+
+
+def test_until_a_client_started_anew_is_drawn_the_step_has_b_times_its_part_too_much():
+    """Exactly so for independent draws, in the rounds that do not draw it: the others are plain."""
+    mean, used = mean_step(start_anew(1), "independent")
+    included = sum(p for p, cohort in cohorts("independent", ALL_P, 2) if 1 in cohort.clients)
+    assert 0.0 < included < 1.0
+    bias = (1.0 - included) * max(used) * SIZES[1] * held(1) / SIZES.sum()
+    np.testing.assert_allclose(mean, EVERYBODY + bias, rtol=1e-6)
 
 
 def test_a_client_started_anew_makes_the_memory_begin_anew_and_all_is_unbiased_again():

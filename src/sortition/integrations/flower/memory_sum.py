@@ -122,7 +122,7 @@ class _Counted(NamedTuple):
     size: float
 
 
-class ClientHeldMemory:
+class MemorySum:
     r"""The server's side: :math:`\sum_m n_m y_m`, and what is in it for each client.
 
     A client that is offline can't be taken out of the sum, as its y is not here. So the aggregate estimates
@@ -189,11 +189,11 @@ class ClientHeldMemory:
             new = update.size * update.vector
             old = np.zeros_like(new) if y is None else self._counted[client].size * y.astype(np.float64)
             residual = new - b * old
-            norms[place] = np.linalg.norm(residual)
+            norms[place] = np.sqrt(_product(residual, residual))
             aggregate += weight * residual
             factor = weight * (max(weight / count - 1.0, 0.0) + LEAST_FACTOR)
-            numerator += factor * float(new @ old)
-            denominator += factor * float(old @ old)
+            numerator += factor * _product(new, old)
+            denominator += factor * _product(old, old)
             if client in counted:
                 total -= old
                 del counted[client]
@@ -241,12 +241,12 @@ class ClientHeldMemory:
         }
         return {CLIENT_MEMORY + name: value for name, value in kept.items()}
 
-    def restored(self, state: Mapping[str, Any]) -> ClientHeldMemory:
+    def restored(self, state: Mapping[str, Any]) -> MemorySum:
         """The memory that is in ``state``; an empty one if there is none."""
         kept = {
             name.removeprefix(CLIENT_MEMORY): state[name] for name in state if name.startswith(CLIENT_MEMORY)
         }
-        restored = ClientHeldMemory()
+        restored = MemorySum()
         if kept:
             total, clients = (
                 array(kept, "sum", np.float64, (None,)),
@@ -266,3 +266,8 @@ class ClientHeldMemory:
             restored._numerator = number(kept, "numerator")
             restored._denominator = number(kept, "denominator", least=0.0)
         return restored
+
+
+def _product(one: FloatArray, other: FloatArray) -> float:
+    """By einsum, since the threads of BLAS would compete with those of a simulation."""
+    return float(np.einsum("i,i->", one, other))
