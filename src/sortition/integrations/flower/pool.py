@@ -60,7 +60,7 @@ class WeighedReplies:
     probabilities: FloatArray
     """The probabilities that the clients were drawn with."""
     shares: FloatArray
-    """Client weights (lambda): shares in the examples of all available clients."""
+    """Client weights (lambda): shares in all examples that the step is a mean of."""
     feedback: FloatArray
     """(share times norm) squared."""
     step_scale: float
@@ -159,10 +159,13 @@ class ClientPool:
         """The clients that have replied before and could not be drawn."""
         return np.setdiff1d(np.flatnonzero(self._has_replied), drawn.available)
 
-    def weigh(self, drawn: DrawnCohort, weighted_norms: FloatArray, sizes: FloatArray) -> WeighedReplies:
+    def weigh(
+        self, drawn: DrawnCohort, weighted_norms: FloatArray, sizes: FloatArray, offline_examples: float
+    ) -> WeighedReplies:
         """Weigh the replies, whose norms are multiplied by their sizes.
 
         ``weighted_norms`` and ``sizes`` are aligned with the cohort; nan means no reply.
+        ``offline_examples`` are those that clients offline have in the sum, by a memory.
         """
         heard = ~np.isnan(weighted_norms)
         replied = drawn.cohort.replied(heard)
@@ -171,6 +174,7 @@ class ClientPool:
         total = drawn.total_size
         if np.isnan(total) or len(drawn.cohort) == len(drawn.available):  # or everybody was asked: no bias
             total = self._sizes.total(drawn.available)
+        total += offline_examples
         scale = 1.0 / total if total > 0.0 else 0.0
         norms = scale * weighted_norms[heard]
         sampler_norms = np.full(len(weighted_norms), np.nan)
