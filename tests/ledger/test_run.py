@@ -240,9 +240,9 @@ def test_membership_and_availability_are_recorded(path: Path) -> None:
     assert [m.round_index for m in memberships] == [2, 2, 2]
     assert memberships[2].left is not None
     assert memberships[2].left.tolist() == [5, CLIENTS]
-    assert rounds[2].available is not None
-    assert rounds[2].available.tolist() == list(range(10, 30))
-    assert rounds[0].available is None
+    assert rounds[2].cohort.available is not None
+    assert rounds[2].cohort.available.tolist() == list(range(10, 30))
+    assert rounds[0].cohort.available is None
 
 
 @pytest.mark.parametrize("ids", [[0], [7, 3, 5], list(range(100)), [5, 10**7], []])

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from sortition.core.errors import ConfigurationError, FeedbackError
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.integrations.flower.model_memory import ModelMemory, remembered_keys
 from sortition.integrations.flower.pool import DrawnCohort
 
@@ -161,8 +161,6 @@ class OpenRound:
     """The place in the cohort of each node that was asked."""
     updates: UpdateSum
     memory: ModelMemory | None
-    offline: IntArray
-    """Clients that have replied before and could not be drawn."""
 
     def read(self, replies: Iterable[Message], size_key: str) -> ClientReplies:
         """Check each reply and add its update to the sum, weighted by size and cohort weight.
@@ -190,7 +188,7 @@ class OpenRound:
         if self.memory is None or (len(cohort) and not contents):  # if nobody replied, nothing changes
             return ClientReplies(norms, sizes, contents)
         coefficient = self.memory.coefficient
-        aggregate, residuals = self.memory.combine(cohort, updates, self.offline)
+        aggregate, residuals = self.memory.combine(cohort, updates)
         self.updates.set_remembered(aggregate)
         return ClientReplies(np.hypot(norms, residuals), sizes, contents, coefficient)
 

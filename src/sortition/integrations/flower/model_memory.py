@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.state import count
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
 from sortition.memory import Memory
 
@@ -91,22 +91,14 @@ class ModelMemory:
         if self._memory is None:
             self._allocate(num_parameters)
 
-    def combine(
-        self, cohort: Cohort, updates: Sequence[FloatArray | None], offline: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def combine(self, cohort: Cohort, updates: Sequence[FloatArray | None]) -> tuple[FloatArray, FloatArray]:
         """The aggregate of the available clients, and the norms of the residuals; nan means no reply.
 
-        ``updates`` are multiplied by the numbers of examples and aligned with the cohort. ``offline`` are
-        clients that may be remembered but could not be drawn.
+        ``updates`` are multiplied by the numbers of examples and aligned with the cohort.
         """
         if self._memory is None:
             raise ConfigurationError("make_room must be called before combine")
-        b = self._memory.coefficient
-        absent = np.zeros(self._num_parameters)
-        for client in offline.tolist() if b > 0.0 else []:
-            absent += self._memory.remembered(client)
-        aggregate, norms = self._memory.combine(cohort, updates, np.ones(len(cohort)))
-        return aggregate - b * absent, norms
+        return self._memory.combine(cohort, updates, np.ones(len(cohort)))
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to know."""

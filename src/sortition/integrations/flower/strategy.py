@@ -145,7 +145,7 @@ class AdaptiveSampling(Strategy):
             server_round + self._offset, arrays, config, grid, nodes=list(places)
         )
         updates = UpdateSum(arrays, memory=self._memory is not None)
-        self._round = OpenRound(drawn, messages, places, updates, self._memory, self._pool.offline(drawn))
+        self._round = OpenRound(drawn, messages, places, updates, self._memory)
         self._arrays = arrays
         log.info("configure_train: drew %d clients (out of %d)", len(places), len(online))
         return messages
