@@ -247,7 +247,7 @@ def test_membership_and_availability_are_recorded(path: Path) -> None:
 
 @pytest.mark.parametrize("ids", [[0], [7, 3, 5], list(range(100)), [5, 10**7], []])
 def test_available_clients_survive_their_encoding(ids: list[int]) -> None:
-    found = available_of(available_values(ids))
+    found = available_of(available_values(np.array(ids, dtype=np.int64)))
     assert found is not None
     assert found.tolist() == ids
 

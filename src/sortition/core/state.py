@@ -17,7 +17,9 @@ class Constant(np.ndarray[Any, Any]):
 
 
 def constant(values: np.ndarray[Any, Any]) -> Constant:
-    """``values`` themselves, from now on constant; nobody else may hold them."""
+    """``values``, from now on constant; nobody may hold a view that can change them."""
+    if isinstance(values, Constant) and is_constant(values):
+        return values
     values.flags.writeable = False
     return values.view(Constant)
 
