@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
-from sortition.core.state import array, check, constant, count, number, text
+from sortition.core.state import array, check, constant, count, is_constant, number, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, one_of, whole_number
 
@@ -60,8 +60,7 @@ def _measure(update: NDArray[Any], old: NDArray[Any], b: float) -> tuple[float, 
 @njit(cache=True)
 def _move(
     update: NDArray[Any],
-    old: NDArray[Any],
-    new: NDArray[Any],
+    row: NDArray[Any],
     b: float,
     factor: float,
     step: float,
@@ -73,10 +72,10 @@ def _move(
     """Add a residual to the aggregate, move y by ``step``, and change its part of the sum, in one pass."""
     before, after = weights
     for i in range(update.size):
-        g, y = np.float64(update[i]), np.float64(old[i])
+        g, y = np.float64(update[i]), np.float64(row[i])
         aggregate[i] += factor * (g - b * y)
-        new[i] = min(max(y + step * (g - y), -largest), largest)
-        total[i] += after * np.float64(new[i]) - before * y
+        row[i] = min(max(y + step * (g - y), -largest), largest)
+        total[i] += after * np.float64(row[i]) - before * y
 
 
 @njit(cache=True)
@@ -195,7 +194,7 @@ class Memory:
         if not np.isfinite(numerator + denominator):
             raise FeedbackError("updates are too large: their squares times client_weights are not finite")
         told = [(i, update) for i, update in enumerate(vectors) if update is not None and weights[i] > 0.0]
-        fresh = [np.empty(self._num_parameters, dtype=self._nothing.dtype) for _ in told]
+        moving = [self._writable(clients[place]) for place, _ in told]
         # nothing can fail from here on
         self._bounds ^= {round_index, round_index + 1}
         if len(cohort) and not replied.any():
@@ -207,14 +206,14 @@ class Memory:
             _add(aggregate, -b * self._lambda[client], self._old(client))
         raised = np.zeros(len(cohort))
         raised[replied] = weights[replied] * heard.weights
-        for (place, update), new in zip(told, fresh, strict=True):
-            client, lam, old = clients[place], float(weights[place]), self._old(clients[place])
+        for (place, update), row in zip(told, moving, strict=True):
+            client, lam = clients[place], float(weights[place])
             known = client in self._rows
             after = lam if known or len(self._rows) < self._most else 0.0  # 0: all room is taken
             both, step = (self._lambda.get(client, 0.0), after), STEP if known else 1.0
-            _move(update, old, new, b, raised[place], step, both, self._largest, aggregate, self._sum)
+            _move(update, row, b, raised[place], step, both, self._largest, aggregate, self._sum)
             if after > 0.0:
-                self._remember(client, after, new)
+                self._remember(client, after, row)
         if self._writes > max(LEAST_WRITES, len(self._rows)):
             self._sum_up()
         if denominator > 0.0:
@@ -310,6 +309,13 @@ class Memory:
         """y as float32 or float64; zeros if nothing is remembered."""
         return _read_only(np.asarray(self._rows.get(client, self._nothing), dtype=self._nothing.dtype))
 
+    def _writable(self, client: int) -> NDArray[Any]:
+        """The row itself if it may be changed in place, or a copy as float32 or float64."""
+        row = self._rows.get(client)
+        if row is None or row.dtype != self._nothing.dtype or self._file is not None or is_constant(row):
+            return np.array(self._old(client))
+        return row
+
     def _remember(self, client: int, lam: float, new: NDArray[Any]) -> None:
         row = new.astype(self._dtype, copy=False)
         if row is not new:  # rounded to float16, so the sum must follow
@@ -319,9 +325,8 @@ class Memory:
         self._writes += 1
 
     def _put(self, client: int, row: NDArray[Any]) -> None:
-        """A row in RAM is never changed, but replaced; a row of the file is written in place."""
         if self._file is None:
-            self._rows[client] = constant(row)
+            self._rows[client] = row
             return
         if client not in self._rows:
             self._rows[client] = self._spare.pop() if self._spare else self._file[len(self._rows)]
@@ -367,9 +372,10 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs: plain arrays, numbers and strings."""
-        rows = self._rows
-        if self._file is not None:  # they will be written in place
-            rows = {client: row.copy() for client, row in rows.items()}
+        if self._file is None:  # from now on they are copied before they are changed
+            rows = self._rows = {client: constant(row) for client, row in self._rows.items()}
+        else:
+            rows = {client: row.copy() for client, row in self._rows.items()}
         return {
             "kind": "Memory",
             "version": STATE_VERSION,
