@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,18 @@ def test_each_round_is_combined_once_in_any_order() -> None:
                 combine(again)
         assert same_state(state, memory.state_dict())
     assert state["rounds"].tolist() == [0, 2, 3, 7, 8, 10]
+
+
+def test_a_state_does_not_change_with_its_memory_nor_with_a_copy_of_it() -> None:
+    memory = filled(np.ones((M, D)), np.full(M, 0.25))
+    state, kept = memory.state_dict(), {name: np.copy(v) for name, v in memory.state_dict().items()}
+    for one in (copy.deepcopy(memory), memory):
+        for turn in range(2):
+            cohort = Cohort(20 + turn, 2, [0, 1], [1, 1], [0.5, 0.5], [2.0, 2.0])
+            one.combine(cohort, np.full((2, D), 5.0), [0.25, 0.25])
+        assert same_state(state, kept)
+        assert one.remembered(0) == pytest.approx(5.0 - (5.0 - kept["row.0"]) / 4.0)
+    assert same_state(memory.state_dict(), one.state_dict())
 
 
 def test_a_refused_combine_was_not_the_turn_of_its_round() -> None:

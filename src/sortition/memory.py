@@ -187,9 +187,9 @@ class Memory:
         squares, products, old_squares = self._measured(clients, vectors, b)
         replied = np.array([vector is not None for vector in vectors], dtype=bool)
         norms, heard = np.sqrt(squares), cohort.replied(replied)
-        factors = weights[replied] ** 2 * heard.weights
-        factors *= np.maximum(heard.weights / heard.counts - 1.0, 0.0) + LEAST_FACTOR
         with np.errstate(over="ignore", invalid="ignore"):
+            factors = weights[replied] ** 2 * heard.weights
+            factors *= np.maximum(heard.weights / heard.counts - 1.0, 0.0) + LEAST_FACTOR
             numerator, denominator = (float(factors @ sums[replied]) for sums in (products, old_squares))
         if not np.isfinite(numerator + denominator):
             raise FeedbackError("updates are too large: their squares times client_weights are not finite")
@@ -314,7 +314,7 @@ class Memory:
         row = self._rows.get(client)
         if row is None or row.dtype != self._nothing.dtype or self._file is not None or is_constant(row):
             return np.array(self._old(client))
-        return row
+        return np.asarray(row)
 
     def _remember(self, client: int, lam: float, new: NDArray[Any]) -> None:
         row = new.astype(self._dtype, copy=False)
@@ -332,25 +332,20 @@ class Memory:
             self._rows[client] = self._spare.pop() if self._spare else self._file[len(self._rows)]
         self._rows[client][:] = row
 
-    def _weighted_sum(self) -> FloatArray:
-        """sum lambda_m y_m, row by row."""
-        total = np.zeros(self._num_parameters)
-        for client, lam in self._lambda.items():
-            _add(total, lam, self._old(client))
-        return total
-
     def _keep(self, weights: dict[int, float]) -> None:
         """Keep these clients only, with these weights."""
         for client in [client for client in self._rows if client not in weights]:
             row = self._rows.pop(client)
-            self._spare += [] if self._file is None else [row]
+            if self._file is not None:
+                self._spare.append(row)
         self._lambda = weights
         self._sum_up()
 
     def _sum_up(self) -> None:
         """Make the sum anew: what rounding has added up since the last time is gone."""
-        self._sum = self._weighted_sum()
-        self._writes = 0
+        self._sum, self._writes = np.zeros(self._num_parameters), 0
+        for client, lam in self._lambda.items():
+            _add(self._sum, lam, self._old(client))
 
     def _create(self, path: Path) -> NDArray[Any]:
         """A scratch file with room for all rows, which is taken from the disk at once."""
