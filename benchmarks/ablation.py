@@ -41,7 +41,8 @@ VARIANTS: dict[str, tuple[Value, ...]] = {
     "REBUILT": (OFF, 0.0),
     "LOWEST": (-2.0, -60.0),
 }
-"""TRUST with 1e9: what was learnt is never doubted. GAINS of 0: the level stays. REBUILT off: sizes teach nothing."""
+"""TRUST with 1e9: what was learnt is never doubted. GAINS of 0: the level stays. REBUILT off: sizes teach
+nothing."""
 
 
 def run(changes: dict[str, Value], environment: Environment, seed: int, tick: Tick) -> Variance:

@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike
 import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import CohortError, ConfigurationError, LedgerError, SortitionError, StateError
+from sortition.core.protocols import check_available
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, whole_number
-from sortition.ledger.encoding import Plain, cohort_of, cohort_values, drawn_values, same_cohort, same_norms
+from sortition.ledger.encoding import Plain, cohort_of, cohort_values, same_cohort, same_norms
 from sortition.ledger.files import SNAPSHOT, RunFiles, run_file, side_directory, sync
 from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
 from sortition.ledger.replay import (
@@ -189,7 +190,8 @@ class RecordedSampler:
                     return cohort
             with self._refusable(current):
                 new: Cohort = current.sampler.draw(available)
-            self._commit("drawn", new.round_index, drawn_values(new, available))
+            check_available(current.sampler, new, available)
+            self._commit("drawn", new.round_index, cohort_values(new))
             current.open[new.round_index] = new
             current.round_index = new.round_index + 1
             self._snapshot_if_due(current)

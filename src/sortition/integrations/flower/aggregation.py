@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from sortition.core.errors import ConfigurationError, FeedbackError
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.integrations.flower.memory_sum import RECORD, MemorySum
 from sortition.integrations.flower.model_memory import ClientUpdate, Combined, ModelMemory, remembered_keys
 from sortition.integrations.flower.pool import DrawnCohort
@@ -162,8 +162,6 @@ class OpenRound:
     """The place in the cohort of each node that was asked."""
     updates: UpdateSum
     memory: ModelMemory | MemorySum | None
-    offline: IntArray
-    """Clients that have replied before and could not be drawn."""
 
     def read(self, replies: Iterable[Message], size_key: str) -> ClientReplies:
         """Check each reply and add its update to the sum, weighted by size and cohort weight.
@@ -192,7 +190,7 @@ class OpenRound:
             self.updates.raise_by(len(cohort) / len(contents))
         if self.memory is None or (len(cohort) and not contents):  # if nobody replied, nothing changes
             return ClientReplies(norms, sizes, contents)
-        combined = self.memory.combine(cohort, updates, self.offline)
+        combined = self.memory.combine(cohort, updates)
         self.updates.set_remembered(combined.aggregate)
         return ClientReplies(np.hypot(norms, combined.norms), sizes, contents, combined)
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sortition.core.cohort import Cohort
 from sortition.core.errors import StateError
 from sortition.core.state import array, number
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.integrations.flower.model_memory import (
     ClientUpdate,
     Combined,
@@ -161,11 +161,10 @@ class MemorySum:
         counted = self._counted.get(client)
         return ConfigRecord({DIGEST: "" if counted is None else counted.digest})
 
-    def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None], offline: IntArray) -> Combined:
+    def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None]) -> Combined:
         """The aggregate and the norms of the residuals; then the sum takes in what the clients keep now.
 
-        ``updates`` are aligned with the cohort; None means no reply. ``offline`` are clients that may be in
-        the sum but could not be drawn.
+        ``updates`` are aligned with the cohort; None means no reply.
         """
         replied = np.array([update is not None for update in updates], dtype=bool)
         heard, places = cohort.replied(replied), np.flatnonzero(replied).tolist()
@@ -175,7 +174,10 @@ class MemorySum:
             y is None and client in self._counted for client, (y, _) in zip(clients, kept, strict=True)
         )
         b = 0.0 if lost else self.coefficient
-        offline_examples = b * sum(self._counted[m].size for m in offline.tolist() if m in self._counted)
+        could_be_drawn = set(self._counted if cohort.available is None else cohort.available.tolist())
+        offline_examples = b * sum(
+            counted.size for client, counted in self._counted.items() if client not in could_be_drawn
+        )
 
         aggregate, norms = b * self._sum, np.full(len(cohort), np.nan)
         numerator = denominator = 0.0

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.state import count
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
 from sortition.memory import Memory
 
@@ -126,21 +126,17 @@ class ModelMemory:
         if self._memory is None:
             self._allocate(num_parameters)
 
-    def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None], offline: IntArray) -> Combined:
+    def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None]) -> Combined:
         """The aggregate of the available clients, and the norms of the residuals; then remember the updates.
 
-        ``updates`` are aligned with the cohort; None means no reply. ``offline`` are clients that may be
-        remembered but could not be drawn.
+        ``updates`` are aligned with the cohort; None means no reply.
         """
         if self._memory is None:
             raise ConfigurationError("make_room must be called before combine")
         b = self._memory.coefficient
-        absent = np.zeros(self._num_parameters)
-        for client in offline.tolist() if b > 0.0 else []:
-            absent += self._memory.remembered(client)
         vectors = [None if update is None else update.size * update.vector for update in updates]
         aggregate, norms = self._memory.combine(cohort, vectors, np.ones(len(cohort)))
-        return Combined(aggregate - b * absent, norms, b)
+        return Combined(aggregate, norms, b)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to know."""

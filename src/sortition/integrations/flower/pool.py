@@ -14,7 +14,7 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError, StateError
-from sortition.core.protocols import Sampler
+from sortition.core.protocols import Sampler, check_available
 from sortition.core.state import array, scalar, text
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
@@ -141,9 +141,12 @@ class ClientPool:
         available = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
         all_available = len(available) == sampler.num_clients > sampler.cohort_size
         probabilities = sampler.probabilities(available)
-        cohort = sampler.draw() if all_available else sampler.draw(available=available)
-        if self._run is not None:  # the ledger may hand out a cohort that was drawn before a crash
-            available = np.union1d(available, cohort.clients)
+        asked = None if all_available else available
+        cohort = sampler.draw(asked)
+        if self._run is None:
+            check_available(sampler, cohort, asked)
+        else:  # the ledger may hand out a cohort that was drawn before a crash, when others were online
+            available = np.arange(sampler.num_clients) if cohort.available is None else cohort.available
             probabilities = sampler.probabilities(available)
         identities = self.identities
         return DrawnCohort(
@@ -154,10 +157,6 @@ class ClientPool:
             probabilities=probabilities / probabilities.sum(),
             total_size=self._sizes.total(available),
         )
-
-    def offline(self, drawn: DrawnCohort) -> IntArray:
-        """The clients that have replied before and could not be drawn."""
-        return np.setdiff1d(np.flatnonzero(self._has_replied), drawn.available)
 
     def weigh(
         self, drawn: DrawnCohort, weighted_norms: FloatArray, sizes: FloatArray, offline_examples: float

@@ -154,7 +154,7 @@ class AdaptiveSampling(Strategy):
                 client = int(drawn.cohort.clients[places[message.metadata.dst_node_id]])
                 message.content = RecordDict({**message.content, RECORD: self._memory.question(client)})
         updates = UpdateSum(arrays, memory=self._memory is not None)
-        self._round = OpenRound(drawn, messages, places, updates, self._memory, self._pool.offline(drawn))
+        self._round = OpenRound(drawn, messages, places, updates, self._memory)
         self._arrays = arrays
         log.info("configure_train: drew %d clients (out of %d)", len(places), len(online))
         return messages
