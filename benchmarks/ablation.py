@@ -4,8 +4,8 @@
 
 The constants are changed in the specification, ``sortition.core.beliefs``, which draws for itself; the kernel
 that the sampler uses is equal to it. One line a variant: the geometric mean over the environments of the
-variance ratio to the optimum, overall and in the first tenth of the rounds, the worst ratio to uniform sampling,
-and which environments gain and lose most against the constants as they are.
+variance ratio to the optimum, overall and in the first tenth of the rounds, the worst ratio to uniform
+sampling, and which environments gain and lose most against the constants as they are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ VARIANTS: dict[str, tuple[Value, ...]] = {
     "REBUILT": (OFF, 0.0),
     "LOWEST": (-2.0, -60.0),
 }
-"""TRUST with 1e9 never doubts what was learnt. GAINS of 0 hold the level still. REBUILT off: sizes teach nothing."""
+"""TRUST with 1e9: what was learnt is never doubted. GAINS of 0: the level stays. REBUILT off: sizes teach
+nothing."""
 
 
 def run(changes: dict[str, Value], environment: Environment, seed: int, tick: Tick) -> Variance:

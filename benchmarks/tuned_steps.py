@@ -1,13 +1,15 @@
 """Rounds to the same loss with step sizes tuned for each method: designs, memory and full participation.
 
-    python benchmarks/tuned_steps.py [--environments A,B] [--seeds 10] [--jobs 2] [--out FILE]
+    python benchmarks/tuned_steps.py [--environments A,B] [--shares 0.05,0.1] [--seeds 10] [--jobs 2]
+        [--out FILE]
     python benchmarks/tuned_steps.py --too-large [--seeds 20] [--jobs 2]
 
-Federations of the arena with vectors (300 clients), the default sampler. A method's step size is the one of
-``STEPS`` with the fewest rounds to the target on three even seeds; the table is made on odd ones. The target
-is the loss of draws with replacement, at their own best step, after 80% of the rounds. Curves are means over
-the seeds, and over the last five rounds. Brackets are 90% intervals over the seeds (bootstrap; the target is
-taken anew for each sample). Below the table: the same at one small step for all methods.
+Federations of the arena with vectors (300 clients), the default sampler. A method's step size is the one with
+the fewest rounds to the target on five even seeds: among ``STEPS`` first, then among the best of these and
+its multiples by ``FINER``. The table is made on odd seeds. The target is the loss of draws with replacement,
+at their own best step, after 80% of the rounds. Curves are means over the seeds, and over the last five
+rounds. Brackets are 90% intervals over the seeds (bootstrap; the target is taken anew for each sample). Below
+the table: the same at one small step for all methods.
 
 ``--too-large`` counts, at steps that are too large for every method, the rounds after the first third in
 which the loss rises by more than 0.3, and shows the final loss: median, mean and largest over the seeds. Of
@@ -36,12 +38,12 @@ from sortition.lab.arena.vectors import VECTOR_ENVIRONMENTS
 from sortition.lab.parallel import Tick, run_tasks
 from sortition.lab.training import Problem, training_rounds
 
-STEPS = (0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0)
+STEPS = (0.3, 0.6, 1.2, 2.5, 5.0, 10.0, 20.0, 40.0)
+FINER = (1 / 1.5, 1.5)
 SMALL_STEP = 0.1
-SHARES = (0.01, 0.05, 0.1)
 BASE, FULL = "with_replacement", "full participation"
 METHODS = (BASE, "fixed_size", "fixed_size + memory", FULL)
-TUNING_SEEDS = 3
+TUNING_SEEDS = 5
 TOO_LARGE = (
     ("fedavg-digits", 0.01, 10.0),
     ("sgd-digits", 0.01, 3.0),
@@ -144,10 +146,18 @@ def shown(rounds: float) -> str:
     return "never" if rounds == np.inf else f"{rounds:.0f}"
 
 
+def best_step(tuned: dict[tuple[str, float, float], FloatArray], method: str, share: float) -> float:
+    """The step with the fewest rounds to the base's best target; of several, that with the least loss."""
+    target = min(target_of(losses) for key, losses in tuned.items() if key[:2] == (BASE, share))
+    own = {key[2]: losses for key, losses in tuned.items() if key[:2] == (method, share)}
+    return min(own, key=lambda step: (needed(own[step], target), curve(own[step])[-1]))
+
+
 def main() -> None:
     """Tune, report and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--environments", default="sgd-digits,fedavg-digits,sgd-generated,fedavg-generated")
+    parser.add_argument("--shares", default="0.01,0.05,0.1")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2)
@@ -158,6 +168,7 @@ def main() -> None:
         too_large_steps(options.seeds, options.rounds, options.jobs)
         return
     rounds, stored = options.rounds, []
+    shares = [float(share) for share in options.shares.split(",")]
 
     def train_all(
         environment: str, cells: list[tuple[str, float, float]], seeds: list[int]
@@ -177,32 +188,32 @@ def main() -> None:
     print("| environment | K/M | " + " | ".join(METHODS) + " |")
     print("|---" * (2 + len(METHODS)) + "|")
     for environment in options.environments.split(","):
-        grid = [(method, share, step) for share in SHARES for method in METHODS for step in STEPS]
-        tuned = dict(zip(grid, train_all(environment, grid, seeds_of("tune", TUNING_SEEDS)), strict=True))
+        tuned: dict[tuple[str, float, float], FloatArray] = {}
         chosen: dict[tuple[str, float], float] = {}
-        for share in SHARES:
-            target = min(target_of(tuned[BASE, share, step]) for step in STEPS)
-            for method in METHODS:
-                chosen[method, share] = min(
-                    STEPS,
-                    key=lambda step: (
-                        needed(tuned[method, share, step], target),
-                        curve(tuned[method, share, step])[-1],
-                    ),
-                )
-        cells = [(method, share, chosen[method, share]) for share in SHARES for method in METHODS]
-        small = [(method, share, SMALL_STEP) for share in SHARES for method in METHODS]
+        pairs = [(method, share) for share in shares for method in METHODS]
+        for factors in ((1.0,), FINER):
+            grid = [
+                (*pair, factor * step)
+                for pair in pairs
+                for step in ((chosen[pair],) if chosen else STEPS)
+                for factor in factors
+            ]
+            runs = train_all(environment, grid, seeds_of("tune", TUNING_SEEDS))
+            tuned.update(zip(grid, runs, strict=True))
+            chosen = {pair: best_step(tuned, *pair) for pair in pairs}
+        cells = [(method, share, chosen[method, share]) for share in shares for method in METHODS]
+        small = [(method, share, SMALL_STEP) for share in shares for method in METHODS]
         runs = train_all(environment, cells + small, seeds_of("report", options.seeds))
         for label, some, losses in (("", cells, runs[: len(cells)]), (" small", small, runs[len(cells) :])):
             of_cell = dict(zip([cell[:2] for cell in some], losses, strict=True))
-            for share in SHARES:
+            for share in shares:
                 base = of_cell[BASE, share]
                 texts = []
                 for method in METHODS:
                     own = of_cell[method, share]
                     step = SMALL_STEP if label else chosen[method, share]
                     count, (low, high) = needed(own, target_of(base)), interval(own, base)
-                    texts.append(f"{shown(count)} [{shown(low)}, {shown(high)}] at {step:g}")
+                    texts.append(f"{shown(count)} [{shown(low)}, {shown(high)}] at {step:.2g}")
                     stored.append(
                         {
                             "environment": environment,

@@ -144,7 +144,7 @@ def same_cohort(one: Cohort, other: Cohort) -> bool:
         other.ticket,
     ) and all(
         np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("clients", "counts", "probabilities", "weights")
+        for name in ("clients", "counts", "probabilities", "weights", "available")
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition import (
-    AvailabilityError,
     Cohort,
+    CohortError,
     ConfigurationError,
     FeedbackError,
     Memory,
@@ -32,7 +33,7 @@ def filled(updates: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], **optio
     """A memory that has seen some rounds: clients 0, 2, 0 and 3, so that client 1 is not remembered."""
     memory = Memory(num_parameters=D, num_clients=M, **{"dtype": "float64", **options})
     for turn, client in enumerate((0, 2, 0, 3)):
-        cohort = Cohort(turn, 1, [client], [1], [0.25], [4.0])
+        cohort = Cohort(10 + turn, 1, [client], [1], [0.25], [4.0])
         memory.combine(cohort, [updates[client] * (1.0 + 0.3 * turn)], weights[[client]])
     return memory
 
@@ -64,10 +65,9 @@ def test_with_some_clients_available_it_is_unbiased_for_these(
     state = memory.state_dict()
     mean = np.zeros(D)
     for probability, drawn in cohorts("fixed_size", p, 2):
-        cohort = replace(drawn, clients=here[drawn.clients])
+        cohort = replace(drawn, clients=here[drawn.clients], available=here)
         memory.load_state_dict(state)
-        of_cohort = weights[cohort.clients]
-        mean += probability * memory.combine(cohort, updates[cohort.clients], of_cohort, here)[0]
+        mean += probability * memory.combine(cohort, updates[cohort.clients], weights[cohort.clients])[0]
     assert mean == pytest.approx(weights[here] @ updates[here], abs=1e-9)
 
 
@@ -89,10 +89,10 @@ def test_by_hand() -> None:
     assert memory.combine(cohort, [[2.0]], [0.5])[0] == pytest.approx([4.0])  # 1/2 * 4 * 2
     assert memory.remembered(1) == pytest.approx([2.0])  # all of it, the first time
     assert memory.coefficient == 0.0  # nothing was known when the first update came
-    memory.combine(cohort, [[1.0]], [0.5])
+    memory.combine(replace(cohort, round_index=1), [[1.0]], [0.5])
     assert memory.coefficient == pytest.approx(0.5)  # <1, 2> / <2, 2>
     assert memory.remembered(1) == pytest.approx([1.5])  # half of the way
-    aggregate, norms = memory.combine(cohort, [[3.0]], [0.5])
+    aggregate, norms = memory.combine(replace(cohort, round_index=2), [[3.0]], [0.5])
     residual = 3.0 - 0.5 * 1.5
     assert norms == pytest.approx([residual])
     assert aggregate == pytest.approx([0.5 * 0.5 * 1.5 + 0.5 * 4.0 * residual])
@@ -150,7 +150,7 @@ def test_joins_and_leaves_keep_it_exact(leaving: list[int]) -> None:
     cohort = sampler.draw()
     before = memory.state_dict()
     aggregate, _ = memory.combine(cohort, np.zeros((len(cohort), D)), sampler.client_weights)
-    rows = {int(c): row for c, row in zip(before["clients"], before["rows"], strict=True)}
+    rows = {int(client): before[f"row.{client}"] for client in before["clients"]}
     stay = [client for client in rows if client not in leaving]
     lam = sampler.client_weights(np.array(stay, dtype=np.int64))
     b = before["numerator"] / before["denominator"]
@@ -170,7 +170,7 @@ def test_changed_weights_without_a_function_are_refused() -> None:
     memory.combine(cohort, [[1.0]], [0.5])
     before = memory.state_dict()
     with pytest.raises(FeedbackError, match="client_weights"):
-        memory.combine(cohort, [[1.0]], [0.4])
+        memory.combine(replace(cohort, round_index=1), [[1.0]], [0.4])
     assert same_state(before, memory.state_dict())
 
 
@@ -236,7 +236,7 @@ def test_bad_input_changes_nothing(updates: Any, weights: Any, argument: str) ->
     memory.combine(cohort, np.ones((2, 2)), [0.5, 0.5])
     before = memory.state_dict()
     with pytest.raises(FeedbackError, match=argument):
-        memory.combine(cohort, updates, weights)
+        memory.combine(replace(cohort, round_index=1), updates, weights)
     assert same_state(before, memory.state_dict())
 
 
@@ -247,7 +247,10 @@ def test_bad_input_changes_nothing(updates: Any, weights: Any, argument: str) ->
         ("version", 0),
         ("dtype", "float16"),
         ("clients", np.array([1, 1, 2])),
-        ("rows", np.full((3, D), np.nan)),
+        ("row.2", np.full(D, np.nan)),
+        ("row.3", None),
+        ("rounds", np.array([10])),
+        ("rounds", np.array([14, 10])),
         ("client_weights", np.array([0.25, -0.25, 0.25])),
         ("sum", np.ones(D) * 1e9),
         ("denominator", -1.0),
@@ -284,13 +287,8 @@ def test_settings_are_checked(wrong: int) -> None:
     [np.array([True, True, False, True]), {0, 1, 3}, [], ["3"], [[0, 1, 3]], [1, 2, 3], [0.0, 3.0]],
 )
 def test_available_are_the_ids_that_the_cohort_was_drawn_from(available: Any) -> None:
-    memory = filled(np.ones((M, D)), np.full(M, 0.25))
-    before = memory.state_dict()
-    with pytest.raises(AvailabilityError, match="available"):
-        memory.combine(
-            Cohort(9, 2, [0, 3], [1, 1], [0.5, 0.5], [2.0, 2.0]), np.ones((2, D)), [0.25, 0.25], available
-        )
-    assert same_state(before, memory.state_dict())
+    with pytest.raises(CohortError, match="available"):
+        Cohort(9, 2, [0, 3], [1, 1], [0.5, 0.5], [2.0, 2.0], available=available)
 
 
 def test_rounding_does_not_add_up() -> None:
@@ -301,7 +299,8 @@ def test_rounding_does_not_add_up() -> None:
         update = 1e25 if turn == 5 else 1.0
         memory.combine(Cohort(turn, 1, [client], [1], [0.1], [10.0]), [[update]], [0.1])
     state = memory.state_dict()
-    assert state["sum"] == pytest.approx(0.1 * state["rows"].sum(axis=0), rel=1e-9)
+    rows = [memory.remembered(client) for client in range(10)]
+    assert state["sum"] == pytest.approx(0.1 * np.sum(rows, axis=0), rel=1e-9)
     Memory(num_parameters=1, num_clients=10, dtype="float64").load_state_dict(state)
 
 
@@ -319,6 +318,7 @@ def test_refused_updates_do_not_let_weights_follow() -> None:
     cohort = Cohort(0, 2, [0, 1], [1, 1], [0.5, 0.5], [2.0, 2.0])
     memory.combine(cohort, np.ones((2, 2)), lambda clients: np.full(len(clients), 0.3))
     before = memory.state_dict()
+    cohort = replace(cohort, round_index=1)
     for wrong in (1e300, np.inf):
         with pytest.raises(FeedbackError, match="updates"):
             memory.combine(cohort, [[wrong, 1.0], [1.0, 1.0]], lambda clients: (clients == 0).astype(float))
@@ -350,7 +350,7 @@ def test_if_nobody_replies_there_is_no_step() -> None:
     expected = memory.coefficient * memory.state_dict()["sum"]
     aggregate, _ = memory.combine(Cohort(9, 1, [0], [1], [0.25], [4.0]), [None], [0.25])
     assert aggregate == pytest.approx(np.zeros(D))
-    aggregate, _ = memory.combine(Cohort(9, 1, [], [], [], []), [], [])
+    aggregate, _ = memory.combine(Cohort(8, 1, [], [], [], []), [], [])
     assert aggregate == pytest.approx(expected)
 
 
@@ -358,3 +358,106 @@ def test_if_nobody_replies_there_is_no_step() -> None:
 def test_other_kinds_of_updates_are_refused(updates: Any) -> None:
     with pytest.raises(FeedbackError, match="updates"):
         Memory(num_parameters=1, num_clients=1).combine(Cohort(0, 1, [0], [1], [1.0], [1.0]), updates, [1.0])
+
+
+def test_each_round_is_combined_once_in_any_order() -> None:
+    """Late cohorts and gaps are allowed; a state knows what was combined."""
+    memory = Memory(num_parameters=1, num_clients=1)
+
+    def combine(round_index: int, update: Any = 1.0) -> None:
+        memory.combine(Cohort(round_index, 1, [0], [1], [1.0], [1.0]), [[update]], [1.0])
+
+    done: set[int] = set()
+    for round_index in (4, 5, 9, 0, 8, 3, 6, 1):
+        combine(round_index, np.nan if round_index == 8 else 1.0)  # nobody replied: that was its turn
+        done.add(round_index)
+        state = memory.state_dict()
+        memory = Memory(num_parameters=1, num_clients=1)
+        memory.load_state_dict(state)
+        for again in done:
+            with pytest.raises(CohortError, match=f"round {again} "):
+                combine(again)
+        assert same_state(state, memory.state_dict())
+    assert state["rounds"].tolist() == [0, 2, 3, 7, 8, 10]
+
+
+def test_a_state_does_not_change_with_its_memory_nor_with_a_copy_of_it() -> None:
+    memory = filled(np.ones((M, D)), np.full(M, 0.25))
+    state, kept = memory.state_dict(), {name: np.copy(v) for name, v in memory.state_dict().items()}
+    for one in (copy.deepcopy(memory), memory):
+        for turn in range(2):
+            cohort = Cohort(20 + turn, 2, [0, 1], [1, 1], [0.5, 0.5], [2.0, 2.0])
+            one.combine(cohort, np.full((2, D), 5.0), [0.25, 0.25])
+        assert same_state(state, kept)
+        assert one.remembered(0) == pytest.approx(5.0 - (5.0 - kept["row.0"]) / 4.0)
+    assert same_state(memory.state_dict(), one.state_dict())
+
+
+def test_a_refused_combine_was_not_the_turn_of_its_round() -> None:
+    memory = Memory(num_parameters=1, num_clients=1)
+    cohort = Cohort(3, 1, [0], [1], [1.0], [1.0])
+    with pytest.raises(FeedbackError):
+        memory.combine(cohort, [[np.inf]], [1.0])
+    memory.combine(cohort, [[1.0]], [1.0])
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_what_a_cohort_was_drawn_from_need_not_be_said_again(design: Any) -> None:
+    """A late cohort too: what counts is who could be drawn then."""
+    rng = np.random.default_rng(5)
+    sampler = UniformSampler(num_clients=6, cohort_size=2, design=design)
+    memory = Memory(num_parameters=D, num_clients=6, dtype="float64")
+    late = sampler.draw(available=[5, 0, 1, 2])
+    for turn in range(12):
+        cohort = sampler.draw()
+        memory.combine(cohort, 1.0 + 0.1 * rng.normal(size=(len(cohort), D)), sampler.client_weights)
+        assert cohort.available is None, turn
+    assert late.available is not None
+    assert late.available.tolist() == [0, 1, 2, 5]
+    y, b = {client: memory.remembered(client) for client in range(6)}, memory.coefficient
+    assert b > 0.5
+    assert all(np.any(y[client]) for client in (3, 4))
+    updates = rng.normal(size=(len(late), D))
+    expected = b / 6.0 * sum(y[client] for client in (0, 1, 2, 5))
+    for client, weight, update in zip(late.clients.tolist(), late.weights, updates, strict=True):
+        expected = expected + weight / 6.0 * (update - b * y[client])
+    assert memory.combine(late, updates, sampler.client_weights)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int8, ">f4", np.float16])
+def test_one_pass_over_rows_equals_the_formulas(dtype: Any, kind: Any) -> None:
+    """Aggregate, norms and sum against plain numpy, for each type of row and of update."""
+    rng = np.random.default_rng(6)
+    memory, b = Memory(num_parameters=257, num_clients=9, dtype=dtype), 0.0
+    y, sums = np.zeros((9, 257)), np.zeros(2)
+    for turn in range(6):
+        clients = rng.permutation(9)[:4]
+        cohort = Cohort(turn, 4, clients, np.ones(4), np.full(4, 4 / 9), np.full(4, 9 / 4))
+        updates = (8.0 * np.sin(clients[:, None] + np.arange(257)) + rng.normal(size=(4, 257))).astype(kind)
+        aggregate, norms = memory.combine(cohort, updates, np.full(4, 1 / 9))
+        residuals = updates.astype(np.float64) - b * y[clients]
+        assert norms == pytest.approx(np.linalg.norm(residuals, axis=1), rel=1e-12)
+        assert aggregate == pytest.approx(b * y.mean(axis=0) + residuals.mean(axis=0), rel=1e-9, abs=1e-12)
+        sums = KEPT * sums + [np.sum(updates * y[clients]), np.sum(y[clients] ** 2)]
+        b = memory.coefficient
+        assert b == pytest.approx(np.clip(sums[0] / sums[1], 0.0, 1.0) if sums[1] else 0.0)
+        y[clients] = [memory.remembered(client) for client in clients]
+        assert memory.state_dict()["sum"] == pytest.approx(y.mean(axis=0), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_the_room_of_forgotten_clients_is_used_again(in_file: bool, tmp_path: Path) -> None:
+    path = tmp_path / "rows" if in_file else None
+    memory = Memory(num_parameters=1, num_clients=3, path=path)
+
+    def see(round_index: int, client: int) -> None:
+        memory.combine(Cohort(round_index, 1, [client], [1], [1.0], [1.0]), [[1.0 + client]], [0.1])
+
+    for client in range(3):
+        see(client, client)
+    memory.forget([0, 2])
+    for client in (7, 8, 9):
+        see(client, client)
+    assert [float(memory.remembered(client)[0]) for client in (1, 7, 8, 9)] == [2.0, 8.0, 9.0, 0.0]
+    assert memory.clients_remembered == 3

@@ -12,18 +12,18 @@ With b = 1 this is FedVARP (Jhunjhunwala et al. 2022), the federated form of SAG
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numba import njit
 from numpy.typing import ArrayLike, NDArray
 
 from sortition.core.cohort import Cohort
-from sortition.core.errors import AvailabilityError, ConfigurationError, FeedbackError, StateError
-from sortition.core.state import array, count, number, text
+from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
+from sortition.core.state import array, check, constant, count, is_constant, number, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, one_of, whole_number
 
@@ -42,7 +42,46 @@ LEAST_WRITES = 1000
 """The sum is made anew after this many rows were written, and as many as there are: rounding can't add up."""
 SUM_TOLERANCE = 1e-6
 """How far the sum of a state may be from that of its rows, relative to the largest entry."""
-STATE_VERSION = 2
+STATE_VERSION = 3
+
+
+@njit(cache=True, fastmath={"reassoc", "contract"})
+def _measure(update: NDArray[Any], old: NDArray[Any], b: float) -> tuple[float, float, float]:
+    """|g - b y|^2, <g, y> and |y|^2 in one pass; not finite if g is not."""
+    residual = product = square = 0.0
+    for i in range(update.size):
+        g, y = np.float64(update[i]), np.float64(old[i])
+        residual += (g - b * y) * (g - b * y)
+        product += g * y
+        square += y * y
+    return residual, product, square
+
+
+@njit(cache=True)
+def _move(
+    update: NDArray[Any],
+    row: NDArray[Any],
+    b: float,
+    factor: float,
+    step: float,
+    weights: tuple[float, float],
+    largest: float,
+    aggregate: FloatArray,
+    total: FloatArray,
+) -> None:
+    """Add a residual to the aggregate, move y by ``step``, and change its part of the sum, in one pass."""
+    before, after = weights
+    for i in range(update.size):
+        g, y = np.float64(update[i]), np.float64(row[i])
+        aggregate[i] += factor * (g - b * y)
+        row[i] = min(max(y + step * (g - y), -largest), largest)
+        total[i] += after * np.float64(row[i]) - before * y
+
+
+@njit(cache=True)
+def _add(total: FloatArray, factor: float, row: NDArray[Any]) -> None:
+    for i in range(row.size):
+        total[i] += factor * np.float64(row[i])
 
 
 class Memory:
@@ -96,12 +135,15 @@ class Memory:
                 f"{self._dtype.name} need {self.bytes_needed:,}; raise it, or take a smaller dtype or fewer "
                 "max_clients"
             )
+        self._largest = float(np.finfo(self._dtype).max)
+        self._nothing = constant(np.zeros(self._num_parameters, dtype=np.result_type(self._dtype, "float32")))
         self._file: NDArray[Any] | None = None if path is None else self._create(Path(path))
-        self._rows: list[NDArray[Any]] = []  # y, by slot
-        self._slots: dict[int, int] = {}
-        self._lambda: list[float] = []  # the weights in the sum, by slot
+        self._spare: list[NDArray[Any]] = []  # rows of the file that are free again
+        self._rows: dict[int, NDArray[Any]] = {}  # y, by client
+        self._lambda: dict[int, float] = {}  # the weights in the sum
         self._sum = np.zeros(self._num_parameters)
         self._writes = 0  # since the sum was made anew
+        self._bounds: set[int] = set()  # 3 and 7 if rounds 3, 4, 5 and 6 were combined
         self._numerator = self._denominator = 0.0
 
     @property
@@ -114,78 +156,66 @@ class Memory:
     @property
     def clients_remembered(self) -> int:
         """How many clients take memory."""
-        return len(self._slots)
+        return len(self._rows)
 
     def remembered(self, client: int) -> FloatArray:
         """y of ``client``: zeros if nothing is remembered."""
-        slot = self._slots.get(client)
-        if slot is None:
-            return np.zeros(self._num_parameters)
-        return np.array(self._rows[slot], dtype=np.float64)
+        return np.array(self._old(client), dtype=np.float64)
 
     def forget(self, clients: ArrayLike) -> None:
         """Forget ``clients``, for example because they left. Clients that are not remembered are ignored."""
         gone = set(np.asarray(clients).tolist())
-        kept = [client for client in self._slots if client not in gone]
-        self._keep(kept, [self._lambda[self._slots[client]] for client in kept])
+        self._keep({client: lam for client, lam in self._lambda.items() if client not in gone})
 
     def combine(
-        self,
-        cohort: Cohort,
-        updates: Updates,
-        client_weights: WeightsOf | ArrayLike,
-        available: ArrayLike | None = None,
+        self, cohort: Cohort, updates: Updates, client_weights: WeightsOf | ArrayLike
     ) -> tuple[FloatArray, FloatArray]:
         """The aggregate, and the norms of the residuals for ``sampler.observe``; then remember the updates.
 
-        Combine each cohort once. ``client_weights`` tells lambda of client ids, and 0 for clients that left,
-        as ``sampler.client_weights`` does. Where nobody joins or leaves, an array aligned with the cohort
-        will do. ``available`` are the clients that the cohort was drawn from, if not from everybody: the
-        aggregate is then that of the available clients, and what is remembered of the others is left out.
-        If clients were drawn and none replied, the aggregate is zero. On an error nothing has changed.
+        ``client_weights`` tells lambda of client ids, and 0 for clients that left, as
+        ``sampler.client_weights`` does. Where nobody joins or leaves, an array aligned with the cohort will
+        do. If the cohort was not drawn from everybody, the aggregate is that of ``cohort.available``, and
+        what is remembered of the others is left out. If clients were drawn and none replied, the aggregate
+        is zero. Each round can be combined once, in any order. On an error nothing has changed.
         """
+        round_index = whole_number("cohort.round_index", cohort.round_index, least=0)
+        if sum(bound <= round_index for bound in self._bounds) % 2:
+            raise CohortError(f"cohort of round {round_index} was combined already; combine each cohort once")
         vectors = self._checked(updates, len(cohort))
         weights, followed = self._checked_weights(cohort, client_weights)
-        total = self._sum if followed is None else self._weighted_sum(followed)
-        total = total - self._weighted_sum(self._absent(cohort, available, followed))
+        b, clients = self.coefficient, cohort.clients.tolist()
+        squares, products, old_squares = self._measured(clients, vectors, b)
         replied = np.array([vector is not None for vector in vectors], dtype=bool)
-        norms = np.full(len(cohort), np.nan)
+        norms, heard = np.sqrt(squares), cohort.replied(replied)
+        with np.errstate(over="ignore", invalid="ignore"):
+            factors = weights[replied] ** 2 * heard.weights
+            factors *= np.maximum(heard.weights / heard.counts - 1.0, 0.0) + LEAST_FACTOR
+            numerator, denominator = (float(factors @ sums[replied]) for sums in (products, old_squares))
+        if not np.isfinite(numerator + denominator):
+            raise FeedbackError("updates are too large: their squares times client_weights are not finite")
+        told = [(i, update) for i, update in enumerate(vectors) if update is not None and weights[i] > 0.0]
+        moving = [self._writable(clients[place]) for place, _ in told]
+        # nothing can fail from here on
+        self._bounds ^= {round_index, round_index + 1}
         if len(cohort) and not replied.any():
             return np.zeros(self._num_parameters), norms
-        heard, b = cohort.replied(replied), self.coefficient
-        aggregate = b * total
-        numerator = denominator = 0.0
-        told: list[tuple[int, float, FloatArray, FloatArray]] = []
-        with np.errstate(over="ignore", invalid="ignore"):  # checked below
-            for place, weight, count in zip(
-                np.flatnonzero(replied).tolist(), heard.weights, heard.counts, strict=True
-            ):
-                client, lam, update = int(cohort.clients[place]), float(weights[place]), vectors[place]
-                assert update is not None
-                old = self.remembered(client)
-                residual = update - b * old
-                norms[place] = np.linalg.norm(residual)
-                aggregate += lam * weight * residual
-                factor = lam * lam * weight * (max(weight / count - 1.0, 0.0) + LEAST_FACTOR)
-                numerator += factor * float(update @ old)
-                denominator += factor * float(old @ old)
-                if not (math.isfinite(norms[place]) and math.isfinite(numerator + denominator)):
-                    raise FeedbackError(
-                        f"updates are too large: that of client {client} has no finite square"
-                    )
-                if lam > 0.0:
-                    told.append((client, lam, update, old))
-        newcomers = sum(client not in self._slots for client, _, _, _ in told)
-        fresh = [
-            self._new_row(len(self._slots) + i) for i in range(min(newcomers, self._most - len(self._slots)))
-        ]
-        # nothing can fail from here on
         if followed is not None:
-            self._keep(list(followed), list(followed.values()))
-            if self._file is not None:
-                fresh = [self._new_row(len(self._slots) + i) for i in range(len(fresh))]
-        for client, lam, update, old in told:
-            self._remember(client, lam, update, old, fresh)
+            self._keep(followed)
+        aggregate = b * self._sum
+        for client in self._absent(cohort) if b > 0.0 else []:
+            _add(aggregate, -b * self._lambda[client], self._old(client))
+        raised = np.zeros(len(cohort))
+        raised[replied] = weights[replied] * heard.weights
+        for (place, update), row in zip(told, moving, strict=True):
+            client, lam = clients[place], float(weights[place])
+            known = client in self._rows
+            after = lam if known or len(self._rows) < self._most else 0.0  # 0: all room is taken
+            both, step = (self._lambda.get(client, 0.0), after), STEP if known else 1.0
+            _move(update, row, b, raised[place], step, both, self._largest, aggregate, self._sum)
+            if after > 0.0:
+                self._remember(client, after, row)
+        if self._writes > max(LEAST_WRITES, len(self._rows)):
+            self._sum_up()
         if denominator > 0.0:
             self._numerator = KEPT * self._numerator + numerator
             self._denominator = KEPT * self._denominator + denominator
@@ -193,7 +223,7 @@ class Memory:
 
     # Details -----------------------------------------------------------------------------------------
 
-    def _checked(self, updates: Updates, size: int) -> list[FloatArray | None]:
+    def _checked(self, updates: Updates, size: int) -> list[NDArray[Any] | None]:
         """One vector for each client of the cohort, or None for no reply."""
         if not hasattr(updates, "__len__") or isinstance(updates, (Mapping, str, bytes)):
             raise FeedbackError(
@@ -206,7 +236,7 @@ class Memory:
             raise FeedbackError(
                 f"updates must have {size} rows, one a client of the cohort, got {len(several)}"
             )
-        vectors: list[FloatArray | None] = []
+        vectors: list[NDArray[Any] | None] = []
         for place, update in enumerate(several):
             if update is None:
                 vectors.append(None)
@@ -223,13 +253,28 @@ class Memory:
                     f"(flatten and join the layers of a model), got {given.dtype} of shape {given.shape} "
                     f"in row {place}"
                 )
-            vector = given.astype(np.float64)
-            if np.isinf(vector).any():
-                raise FeedbackError(
-                    f"updates must be finite (nan or None for no reply), but row {place} is not"
-                )
-            vectors.append(None if np.isnan(vector).any() else vector)
+            kind = np.float32 if given.dtype == np.float32 else np.float64
+            vectors.append(_read_only(np.ascontiguousarray(given, dtype=kind)))
         return vectors
+
+    def _measured(
+        self, clients: list[int], vectors: list[NDArray[Any] | None], b: float
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """|g - b y|^2, <g, y> and |y|^2 of each client; a vector with nan becomes None."""
+        sums = np.full((3, len(vectors)), np.nan)
+        for place, vector in enumerate(vectors):
+            if vector is None:
+                continue
+            sums[:, place] = _measure(vector, self._old(clients[place]), b)
+            if not np.isfinite(sums[0, place]):
+                if np.isinf(vector).any():
+                    raise FeedbackError(
+                        f"updates must be finite (nan or None for no reply), but row {place} is not"
+                    )
+                if not np.isnan(vector).any():
+                    raise FeedbackError(f"updates are too large: row {place} has no finite square")
+                vectors[place], sums[:, place] = None, np.nan
+        return sums[0], sums[1], sums[2]
 
     def _checked_weights(
         self, cohort: Cohort, client_weights: WeightsOf | ArrayLike
@@ -237,93 +282,70 @@ class Memory:
         """lambda of the cohort and, where those of remembered clients have changed, all that are not 0."""
         if callable(client_weights):
             weights = _weights(client_weights(cohort.clients), len(cohort))
-            remembered = np.fromiter(self._slots, dtype=np.int64, count=len(self._slots))
+            remembered = np.fromiter(self._rows, dtype=np.int64, count=len(self._rows))
             now = _weights(client_weights(remembered), len(remembered)) if len(remembered) else np.zeros(0)
-            if np.array_equal(now, self._lambda):
+            if now.tolist() == list(self._lambda.values()):
                 return weights, None
             pairs = zip(remembered.tolist(), now.tolist(), strict=True)
             return weights, {client: lam for client, lam in pairs if lam > 0.0}
         weights = _weights(client_weights, len(cohort))
         for client, lam in zip(cohort.clients.tolist(), weights.tolist(), strict=True):
-            slot = self._slots.get(client)
-            if slot is not None and self._lambda[slot] != lam:
+            if self._lambda.get(client, lam) != lam:
                 raise FeedbackError(
                     f"client_weights have changed for client {client}: clients joined or left; pass a "
                     "function of client ids, such as sampler.client_weights, so that all weights can follow"
                 )
         return weights, None
 
-    def _absent(
-        self, cohort: Cohort, available: ArrayLike | None, followed: dict[int, float] | None
-    ) -> dict[int, float]:
-        """The remembered clients that could not be drawn, with their weights."""
-        if available is None:
-            return {}
-        ids = np.asarray(available)
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise AvailabilityError(
-                f"available must be the client ids that the cohort was drawn from, got {ids.dtype} of shape "
-                f"{ids.shape}"
-            )
-        missing = cohort.clients[~np.isin(cohort.clients, ids)]
-        if len(missing):
-            raise AvailabilityError(
-                f"available must hold the clients of the cohort, but {missing[0]} is not there"
-            )
-        weights = followed
-        if weights is None:
-            weights = {client: self._lambda[slot] for client, slot in self._slots.items()}
-        remembered = np.fromiter(weights, dtype=np.int64, count=len(weights))
-        return {client: weights[client] for client in remembered[~np.isin(remembered, ids)].tolist()}
+    def _absent(self, cohort: Cohort) -> list[int]:
+        """The remembered clients that could not be drawn."""
+        if cohort.available is None:
+            return []
+        remembered = np.fromiter(self._rows, dtype=np.int64, count=len(self._rows))
+        absent: list[int] = remembered[~np.isin(remembered, cohort.available)].tolist()
+        return absent
 
-    def _weighted_sum(self, weights: Mapping[int, float]) -> FloatArray:
-        """sum lambda_m y_m over these clients, row by row."""
-        total = np.zeros(self._num_parameters)
-        for client, lam in weights.items():
-            total += lam * self._rows[self._slots[client]].astype(np.float64)
-        return total
+    def _old(self, client: int) -> NDArray[Any]:
+        """y as float32 or float64; zeros if nothing is remembered."""
+        return _read_only(np.asarray(self._rows.get(client, self._nothing), dtype=self._nothing.dtype))
 
-    def _keep(self, clients: list[int], weights: list[float]) -> None:
-        """Keep these clients only, in this order, with these weights."""
-        for slot, client in enumerate(clients):  # slots only become smaller
-            old = self._slots[client]
-            if old != slot:
-                self._rows[slot][:] = self._rows[old]
-        del self._rows[len(clients) :]
-        self._slots = {client: slot for slot, client in enumerate(clients)}
+    def _writable(self, client: int) -> NDArray[Any]:
+        """The row itself if it may be changed in place, or a copy as float32 or float64."""
+        row = self._rows.get(client)
+        if row is None or row.dtype != self._nothing.dtype or self._file is not None or is_constant(row):
+            return np.array(self._old(client))
+        return np.asarray(row)
+
+    def _remember(self, client: int, lam: float, new: NDArray[Any]) -> None:
+        row = new.astype(self._dtype, copy=False)
+        if row is not new:  # rounded to float16, so the sum must follow
+            _add(self._sum, lam, row - new.astype(np.float64))
+        self._put(client, row)
+        self._lambda[client] = lam
+        self._writes += 1
+
+    def _put(self, client: int, row: NDArray[Any]) -> None:
+        if self._file is None:
+            self._rows[client] = row
+            return
+        if client not in self._rows:
+            self._rows[client] = self._spare.pop() if self._spare else self._file[len(self._rows)]
+        self._rows[client][:] = row
+
+    def _keep(self, weights: dict[int, float]) -> None:
+        """Keep these clients only, with these weights."""
+        for client in [client for client in self._rows if client not in weights]:
+            row = self._rows.pop(client)
+            if self._file is not None:
+                self._spare.append(row)
         self._lambda = weights
         self._sum_up()
 
-    def _remember(
-        self, client: int, lam: float, update: FloatArray, old: FloatArray, fresh: list[NDArray[Any]]
-    ) -> None:
-        slot = self._slots.get(client)
-        new, before = old + STEP * (update - old), old
-        if slot is None:
-            if not fresh:
-                return  # all room is taken
-            slot = self._slots[client] = len(self._slots)
-            self._rows.append(fresh.pop(0))
-            self._lambda.append(lam)
-            new, before = update, np.zeros_like(update)
-        largest = float(np.finfo(self._dtype).max)
-        self._rows[slot][:] = np.clip(new, -largest, largest)
-        self._sum += lam * self._rows[slot].astype(np.float64) - self._lambda[slot] * before
-        self._lambda[slot] = lam
-        self._writes += 1
-        if self._writes > max(LEAST_WRITES, len(self._slots)):
-            self._sum_up()
-
     def _sum_up(self) -> None:
         """Make the sum anew: what rounding has added up since the last time is gone."""
-        self._sum = self._weighted_sum({c: self._lambda[slot] for c, slot in self._slots.items()})
-        self._writes = 0
-
-    def _new_row(self, slot: int) -> NDArray[Any]:
-        if self._file is not None:
-            row: NDArray[Any] = self._file[slot]
-            return row
-        return np.zeros(self._num_parameters, dtype=self._dtype)
+        self._sum, self._writes = np.zeros(self._num_parameters), 0
+        for client, lam in self._lambda.items():
+            _add(self._sum, lam, self._old(client))
 
     def _create(self, path: Path) -> NDArray[Any]:
         """A scratch file with room for all rows, which is taken from the disk at once."""
@@ -345,20 +367,23 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs: plain arrays, numbers and strings."""
-        count = len(self._slots)
-        rows = np.array(self._rows, dtype=self._dtype).reshape(count, self._num_parameters)
+        if self._file is None:  # from now on they are copied before they are changed
+            rows = self._rows = {client: constant(row) for client, row in self._rows.items()}
+        else:
+            rows = {client: row.copy() for client, row in self._rows.items()}
         return {
             "kind": "Memory",
             "version": STATE_VERSION,
             "num_parameters": self._num_parameters,
             "dtype": self._dtype.name,
-            "clients": np.fromiter(self._slots, dtype=np.int64, count=count),
-            "client_weights": np.array(self._lambda, dtype=np.float64),
-            "rows": rows,
+            "rounds": np.array(sorted(self._bounds), dtype=np.int64),
+            "clients": np.array(list(rows), dtype=np.int64),
+            "client_weights": np.array(list(self._lambda.values()), dtype=np.float64),
             "sum": self._sum.copy(),
             "writes": self._writes,
             "numerator": self._numerator,
             "denominator": self._denominator,
+            **{f"row.{client}": row for client, row in rows.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -370,30 +395,39 @@ class Memory:
             if text(state, name) != value:
                 raise StateError(f"state has {name} = {text(state, name)!r}, this memory has {value!r}")
         clients = array(state, "clients", np.int64, (None,))
-        number_of = len(clients)
-        weights = array(state, "client_weights", np.float64, (number_of,))
-        rows = array(state, "rows", self._dtype.type, (number_of, self._num_parameters))
-        total = array(state, "sum", np.float64, (self._num_parameters,))
+        if len(clients) > self._most or len(np.unique(clients)) < len(clients) or (clients < 0).any():
+            raise StateError(f"state has clients that are negative, or twice, or more than {self._most}")
+        weights = array(state, "client_weights", np.float64, (len(clients),))
+        shape = (self._num_parameters,)
+        rows = {c: array(state, f"row.{c}", self._dtype.type, shape) for c in clients.tolist()}
+        rounds = array(state, "rounds", np.int64, (None,))
+        total = array(state, "sum", np.float64, shape)
         writes = count(state, "writes")
         numerator, denominator = number(state, "numerator"), number(state, "denominator", least=0.0)
-        if number_of > self._most or len(np.unique(clients)) < number_of or (clients < 0).any():
-            raise StateError(f"state has clients that are negative, or twice, or more than {self._most}")
-        if not all(np.isfinite(values).all() for values in (weights, rows, total)) or (weights < 0.0).any():
-            raise StateError(
-                "state has rows, a sum or client_weights that are not finite, or a negative weight"
-            )
-        exact, scale = np.zeros(self._num_parameters), np.zeros(self._num_parameters)
-        for lam, row in zip(weights.tolist(), rows, strict=True):
+        if len(rounds) % 2 or (np.diff(rounds, prepend=-1) < 1).any():
+            raise StateError("state has rounds that are not where stretches of rounds begin and end")
+        check("client_weights", weights, np.isfinite(weights) & (weights >= 0.0), "finite, not negative")
+        check("sum", total, np.isfinite(total), "finite")
+        exact, scale = np.zeros(shape), np.zeros(shape)
+        for (client, row), lam in zip(rows.items(), weights.tolist(), strict=True):
+            check(f"row.{client}", row, np.isfinite(row), "finite")
             exact += lam * row.astype(np.float64)
             scale += lam * np.abs(row.astype(np.float64))
         if (np.abs(total - exact) > SUM_TOLERANCE * max(float(scale.max(initial=0.0)), 0.0)).any():
             raise StateError("state has a sum that is not the weighted sum of its rows")
-        self._slots = {client: slot for slot, client in enumerate(clients.tolist())}
-        self._rows = [self._new_row(slot) for slot in range(number_of)]
-        for slot, row in enumerate(rows):
-            self._rows[slot][:] = row
-        self._lambda, self._sum, self._writes = weights.tolist(), total, writes
+        self._rows, self._spare = {}, []
+        for client, row in rows.items():
+            self._put(client, row)
+        self._lambda = dict(zip(rows, weights.tolist(), strict=True))
+        self._sum, self._writes, self._bounds = total, writes, set(rounds.tolist())
         self._numerator, self._denominator = numerator, denominator
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    """A view: numba compiles a kernel anew for arrays that can be written to."""
+    view = values.view(np.ndarray)
+    view.flags.writeable = False
+    return view
 
 
 def _weights(given: ArrayLike, size: int) -> FloatArray:

@@ -92,10 +92,11 @@ def test_it_can_be_sent_and_come_back() -> None:
     sampler.observe(returned, norms_for(returned))
 
 
-def test_every_field_of_a_rebuilt_cohort_counts() -> None:
+@pytest.mark.parametrize("available", [None, [9, 0, 2, 3, 7, 5]])
+def test_every_field_of_a_rebuilt_cohort_counts(available: list[int] | None) -> None:
     """What a message carries, field by field as plain lists, is enough to build the cohort again."""
     sampler = UniformSampler(num_clients=10, cohort_size=4)
-    cohort = sampler.draw()
+    cohort = sampler.draw(available)
     rebuilt = Cohort(
         cohort.round_index,
         cohort.cohort_size,
@@ -104,5 +105,20 @@ def test_every_field_of_a_rebuilt_cohort_counts() -> None:
         cohort.probabilities.tolist(),
         cohort.weights.tolist(),
         cohort.ticket,
+        None if cohort.available is None else cohort.available.tolist(),
     )
+    assert same_cohort(cohort, rebuilt)
+    for other in (None, np.arange(10)):
+        if available is not None or other is not None:
+            with pytest.raises(CohortError, match="round 0"):
+                sampler.observe(replace(rebuilt, available=other), norms_for(rebuilt))
     sampler.observe(rebuilt, norms_for(rebuilt))
+
+
+def test_parts_of_a_cohort_know_what_it_was_drawn_from() -> None:
+    cohort = UniformSampler(num_clients=10, cohort_size=4, design="fixed_size").draw([9, 0, 2, 3, 7, 5])
+    heard = cohort.replied(np.array([True, False, True, True]))
+    assert heard.available is cohort.available
+    assert cohort.available is not None
+    assert cohort.available.tolist() == [0, 2, 3, 5, 7, 9]
+    assert not cohort.available.flags.writeable

@@ -173,7 +173,7 @@ class TestMemory:
         mean, error = np.zeros(2), 0.0
         for chance, cohort in with_replacement_cohorts(probabilities, 2):
             estimate, _ = copy.deepcopy(memory).combine(
-                cohort, UPDATES[cohort.clients], WEIGHTS[cohort.clients]
+                replace(cohort, round_index=12), UPDATES[cohort.clients], WEIGHTS[cohort.clients]
             )
             mean += chance * estimate
             error += chance * np.sum((estimate - WEIGHTS @ UPDATES) ** 2)

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 import sortition.ledger
-from sortition import AdaptiveOSMDSampler, Cohort
+from sortition import AdaptiveOSMDSampler, Cohort, Memory
 from sortition.ledger import open_run
 
-ROUNDS = 24
+ROUNDS, PARAMETERS = 24, 50
 LEDGER = str(Path(sortition.ledger.__file__).parent)
 SYSTEM_CALLS = {"execute", "open", "write", "flush", "fsync", "utime", "replace", "rename", "pwrite", "flock"}
 """Functions in C that the ledger calls to change the disk; ``execute`` is SQLite's."""
@@ -36,30 +36,35 @@ def make() -> AdaptiveOSMDSampler:
     return AdaptiveOSMDSampler(num_clients=40, cohort_size=4, num_rounds=ROUNDS, rate_scale=30.0)
 
 
-def norms_of(cohort: Cohort) -> Any:
-    """Norms that depend on the cohort alone; some clients do not reply."""
-    norms = np.exp(np.sin(cohort.round_index + 1.7 * cohort.clients))
-    norms[cohort.clients % 7 == 3] = np.nan
-    return norms
+def updates_of(cohort: Cohort) -> Any:
+    """Updates that depend on the cohort alone; some clients do not reply."""
+    clients = 1.7 * cohort.clients[:, None] + np.arange(PARAMETERS)
+    updates = np.sin(clients) + 0.3 * np.sin(cohort.round_index + clients)
+    updates[cohort.clients % 7 == 3] = np.nan
+    return updates
 
 
 def drive(path: str, note: Callable[[str], None] = lambda text: None) -> None:
     """What a server does: continue the run to its end. Every fifth round is answered one round late.
 
-    The model depends on the order of the answers: one that is lost, or learnt from twice, would show.
+    Model and memory depend on the order of the answers, and the next draws on the memory: an answer that is
+    lost, or learnt from twice, would show.
     """
     with open_run(path, make, snapshot_every=5) as run:
-        model, late = np.zeros(3), None
+        model, late = np.zeros(PARAMETERS), None
+        memory = Memory(num_parameters=PARAMETERS, num_clients=40)
         if run.last_observed is not None:
             kept = run.attachment(run.last_observed, "model")
             assert kept is not None
             model = kept["weights"]
+            memory.load_state_dict(kept)
 
         def answer(cohort: Cohort) -> None:
             nonlocal model
-            model = 0.9 * model + cohort.round_index + 1.0
-            run.attach(cohort.round_index, "model", {"weights": model})
-            run.observe(cohort, norms_of(cohort))
+            aggregate, norms = memory.combine(cohort, updates_of(cohort), run.client_weights)
+            model = 0.9 * model + (cohort.round_index + 1.0) * aggregate
+            run.attach(cohort.round_index, "model", {"weights": model, **memory.state_dict()})
+            run.observe(cohort, norms)
             note(f"observed {cohort.round_index} 0\n")
 
         while run.round_index < ROUNDS or run.open_cohorts():

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.encoding import same_cohort, same_norms
+from tests.helpers import same_state
 from tests.ledger import crash_child
 from tests.ledger.helpers import state_bytes
 
@@ -50,4 +49,4 @@ def test_killed_runs_equal_the_unbroken_one(tmp_path: Path) -> None:
             assert run.last_observed == crash_child.ROUNDS - 1
             model = run.attachment(crash_child.ROUNDS - 1, "model")
             assert model is not None
-            assert np.array_equal(model["weights"], expected_model["weights"])  # every answer in it once
+            assert same_state(model, expected_model)  # every answer in it once

@@ -76,7 +76,7 @@ def test_a_loaded_run_is_reported_as_it_was(path: Path, tmp_path: Path) -> None:
     assert same_cohort(first.cohort, late)
     assert first.norms is not None
     assert np.array_equal(first.norms, norms_of(late), equal_nan=True)
-    assert (first.drawn_at, first.available) == (None, None)
+    assert (first.drawn_at, first.cohort.available) == (None, None)
     assert same_cohort(second.cohort, own)
     assert second.norms is None
     drawn = np.union1d(late.clients, own.clients)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sortition.core.errors import SortitionError
@@ -22,6 +21,7 @@ from sortition.ledger import Round, open_run, read_run, verify_run
 from sortition.ledger.encoding import same_cohort, same_norms
 from sortition.ledger.files import RunFiles, side_directory
 from sortition.ledger.store import Store
+from tests.helpers import same_state
 from tests.ledger import crash_child, power_child
 from tests.ledger.helpers import state_bytes
 from tests.ledger.power_disk import HOW, after_cut
@@ -110,7 +110,7 @@ def check(path: Path, steps: Sequence[Step], unbroken: Unbroken) -> None:
         assert state_bytes(run) == unbroken.state
         model = run.attachment(crash_child.ROUNDS - 1, "model")
         assert model is not None
-        assert np.array_equal(model["weights"], unbroken.model["weights"])
+        assert same_state(model, unbroken.model)
 
 
 def attachment(path: Path, round_index: int) -> dict[str, Any] | None:

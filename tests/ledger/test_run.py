@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.encoding import available_of, available_values, same_cohort
 from sortition.testing import check_sampler
 from tests.helpers import SAMPLERS
-from tests.ledger.helpers import CLIENTS, crash, make, norms_of, play, recorded, state_bytes
+from tests.ledger.helpers import CLIENTS, Strange, crash, make, norms_of, own, play, recorded, state_bytes
 
 
 def test_keeps_every_promise_of_a_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,14 +241,41 @@ def test_membership_and_availability_are_recorded(path: Path) -> None:
     assert [m.round_index for m in memberships] == [2, 2, 2]
     assert memberships[2].left is not None
     assert memberships[2].left.tolist() == [5, CLIENTS]
-    assert rounds[2].available is not None
-    assert rounds[2].available.tolist() == list(range(10, 30))
-    assert rounds[0].available is None
+    assert rounds[2].cohort.available is not None
+    assert rounds[2].cohort.available.tolist() == list(range(10, 30))
+    assert rounds[0].cohort.available is None
+
+
+def test_an_open_cohort_comes_back_with_what_it_was_drawn_from(path: Path) -> None:
+    run = open_run(path, make)
+    cohort = run.draw([29, 7, 11, 1, 8, 15])
+    crash(run)
+    with open_run(path, make) as run:
+        again = run.draw()  # whoever is available now
+        assert same_cohort(cohort, again)
+        assert again.available is not None
+        assert again.available.tolist() == [1, 7, 8, 11, 15, 29]
+        run.observe(again, norms_of(again))
+
+
+def test_a_sampler_must_say_what_a_cohort_was_drawn_from(path: Path) -> None:
+    """A memory could not leave out the others; nothing is recorded then."""
+
+    class Silent(Strange):
+        def __init__(self) -> None:
+            super().__init__(own())
+            self.draw = lambda available=None: replace(self.inner.draw(available), available=None)
+
+    with open_run(path, Silent) as run:
+        with pytest.raises(ConfigurationError, match=r"Silent\.draw .*available=available"):
+            run.draw([1, 2, 3, 4, 5, 6])
+        assert run.round_index == 0
+        assert run.draw().available is None
 
 
 @pytest.mark.parametrize("ids", [[0], [7, 3, 5], list(range(100)), [5, 10**7], []])
 def test_available_clients_survive_their_encoding(ids: list[int]) -> None:
-    found = available_of(available_values(ids))
+    found = available_of(available_values(np.array(ids, dtype=np.int64)))
     assert found is not None
     assert found.tolist() == ids
 

@@ -230,6 +230,16 @@ class IgnoresAvailability(Sound):
         return super().draw()
 
 
+class HidesAvailability(Sound):
+    """Does not write on the cohort what it was drawn from."""
+
+    def draw(self, available: Any = None) -> Cohort:
+        cohort = replace(super().draw(available), available=None)
+        ticket = self._open[cohort.round_index] = cohort.checksum(self._name())
+        self._latest = replace(cohort, ticket=ticket)
+        return self._latest
+
+
 class DrawsTheFew(Sound):
     """Draws K times from those available, even if these are at most K."""
 
@@ -288,6 +298,7 @@ BROKEN: list[tuple[type[Sampler], str]] = [
     (LeavesATrace, "changed the state"),
     (InventsReplies, "without replies"),
     (IgnoresAvailability, "only available clients"),
+    (HidesAvailability, "carry what it was drawn from"),
     (DrawsTheFew, "at most K available"),
     (TakesUnknownClients, "unknown id in available"),
     (TakesAnyState, "state of another kind"),

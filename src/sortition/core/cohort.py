@@ -28,7 +28,8 @@ class Cohort:
     .. math:: g^t = \sum_m \lambda_m \, \mathrm{weight}_m \, g^t_m            (Equation 2)
 
     A cohort can be stored, sent to another process and come back late: feedback is weighted by what it
-    carries. ``ticket`` lets the sampler recognise a cohort of its own.
+    carries. ``ticket`` lets the sampler recognise a cohort of its own. ``available`` are the ids of the
+    clients that it was drawn from; None for everybody.
 
     >>> cohort = Cohort(
     ...     0, 3, clients=[4, 7], counts=[2, 1], probabilities=[0.5, 0.25], weights=[4 / 3, 4 / 3]
@@ -44,6 +45,7 @@ class Cohort:
     probabilities: FloatArray
     weights: FloatArray
     ticket: int = field(default=0)
+    available: IntArray | None = field(default=None)
 
     def __post_init__(self) -> None:
         for name, dtype in ARRAYS:
@@ -63,6 +65,24 @@ class Cohort:
                 "clients, counts, probabilities and weights must have one length, got "
                 f"{len(self.clients)}, {len(self.counts)}, {len(self.probabilities)}, {len(self.weights)}"
             )
+        if self.available is not None:
+            ids = real_numbers("available", self.available, CohortError)
+            object.__setattr__(self, "available", self._checked_available(ids))
+
+    def _checked_available(self, ids: IntArray) -> IntArray:
+        if ids.dtype == WHOLE and not ids.flags.writeable:
+            return ids  # as a sampler makes them
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise CohortError(
+                f"available must be the client ids that the cohort was drawn from, got {ids.dtype} of shape "
+                f"{ids.shape}"
+            )
+        missing = self.clients[~np.isin(self.clients, ids)]
+        if len(missing):
+            raise CohortError(f"available must hold the clients of the cohort, but {missing[0]} is not there")
+        ids = ids.astype(WHOLE)
+        ids.flags.writeable = False
+        return ids
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -110,4 +130,4 @@ class Cohort:
         found = zlib.crc32(b"%d %d %d" % (identity, self.round_index, self.cohort_size))
         for array in (self.clients, self.counts, self.probabilities, self.weights):
             found = zlib.crc32(array.data, found)
-        return found
+        return found if self.available is None else zlib.crc32(self.available.data, found)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
+from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
 
 
@@ -27,7 +28,7 @@ class Sampler(Protocol):
         """K, the draws of a round."""
 
     def draw(self, available: ArrayLike | None = None) -> Cohort:
-        """Draw the next round's cohort, from everybody or from those ``available``."""
+        """Draw the next round's cohort, from everybody or from those ``available``, which it then carries."""
 
     def observe(self, cohort: Cohort, norms: ArrayLike) -> None:
         """Learn from the update norms, aligned with ``cohort.clients``; nan means no reply."""
@@ -40,3 +41,12 @@ class Sampler(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state as if the run had never stopped."""
+
+
+def check_available(sampler: object, cohort: Cohort, available: ArrayLike | None) -> None:
+    """A ConfigurationError if the sampler did not write on the cohort what it was drawn from."""
+    if (cohort.available is None) != (available is None):
+        raise ConfigurationError(
+            f"{type(sampler).__name__}.draw must put the clients that it was given on the cohort, as "
+            f"Cohort(..., available=available), got {'none' if cohort.available is None else 'some'} there"
+        )

@@ -16,6 +16,23 @@ LARGEST_WHOLE = 2**64
 """No whole number of a state is larger."""
 
 
+class Constant(np.ndarray[Any, Any]):
+    """An array of a state that is never changed again. A ledger that holds it does not write it twice."""
+
+
+def constant(values: np.ndarray[Any, Any]) -> Constant:
+    """``values``, from now on constant; nobody may hold a view that can change them."""
+    if isinstance(values, Constant) and is_constant(values):
+        return values
+    values.flags.writeable = False
+    return values.view(Constant)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether it was made by ``constant``: what is computed from such an array can be changed."""
+    return isinstance(value, Constant) and not value.flags.writeable
+
+
 def scalar(state: Mapping[str, Any], name: str) -> int | float:
     """A number out of a state."""
     value = state.get(name)
@@ -45,7 +62,7 @@ def text(state: Mapping[str, Any], name: str) -> Any:
 
 
 def array(state: Mapping[str, Any], name: str, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:
-    """An array out of a state, a copy, with its type and shape checked (None: any length)."""
+    """An array out of a state, a copy if it is not constant, with its type and shape checked (None: any)."""
     value = state.get(name)
     if (
         isinstance(value, np.ndarray)
@@ -53,7 +70,7 @@ def array(state: Mapping[str, Any], name: str, dtype: type[np.generic], shape: t
         and value.ndim == len(shape)
         and all(want in (None, got) for want, got in zip(shape, value.shape, strict=True))
     ):
-        return value.copy()
+        return value if is_constant(value) else value.copy()
     got = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else shown(value)
     wanted = tuple("any" if length is None else length for length in shape)
     raise StateError(f"state must hold {name!r}, {np.dtype(dtype)} of shape {wanted}, got {got}")

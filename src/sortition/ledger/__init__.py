@@ -22,9 +22,9 @@
 - ``client_weights``, ``norm_bound``, ``suspects``, ``privacy_spent``: what the sampler says; everything else
   of it is at ``sampler``;
 - ``attach(round_index, name, arrays)`` and ``attachment(round_index, name)``: plain arrays, numbers and
-  strings beside a round, such as the model. The newest two of a name are kept. Attach before ``observe``; to
-  resume, take the attachment of ``last_observed``, the round whose feedback came last. It is None if the file
-  is gone;
+  strings beside a round, such as the model. The newest two of a name are kept. Of a memory's state only the
+  rows that have changed are written. Attach before ``observe``; to resume, take the attachment of
+  ``last_observed``, the round whose feedback came last. It is None if the file is gone;
 - ``close()``, which the end of a ``with`` block calls.
 
 ``read_run(path)`` reads a run while it is being written or, with ``good=True``, what is good of a damaged

@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import CohortError, ConfigurationError, LedgerError
@@ -163,17 +162,13 @@ def unpack_columns(
     return sizes, joined
 
 
-def drawn_values(cohort: Cohort, available: ArrayLike | None) -> dict[str, Any]:
-    """A draw: the cohort, and the clients that were available."""
-    return {**cohort_values(cohort), **available_values(available)}
-
-
 def cohort_values(cohort: Cohort) -> dict[str, Any]:
     """A cohort without its round, which the row has in a column of its own."""
     return {
         "cohort_size": cohort.cohort_size,
         "ticket": np.array([cohort.ticket]),  # not in the header, which is then the same in many rows
         **{name: getattr(cohort, name) for name in _PARTS},
+        **available_values(cohort.available),
     }
 
 
@@ -182,7 +177,7 @@ def cohort_of(round_index: int, values: Mapping[str, Any]) -> Cohort:
     try:
         parts = {name: column_of(values, name) for name in _PARTS}
         size, ticket = whole_of(values, "cohort_size"), whole_of(values, "ticket")
-        return Cohort(round_index, size, **parts, ticket=ticket)
+        return Cohort(round_index, size, **parts, ticket=ticket, available=available_of(values))
     except (LedgerError, CohortError) as error:
         raise LedgerError(f"the row of round {round_index} does not hold a cohort: {error}") from None
 
@@ -219,11 +214,10 @@ def _shortened(value: Any) -> str:
     return repr(value)[:80]
 
 
-def available_values(available: ArrayLike | None) -> dict[str, Any]:
+def available_values(ids: IntArray | None) -> dict[str, Any]:
     """The available clients: as ids or, if that is shorter, as one bit for each id up to the largest."""
-    if available is None:
+    if ids is None:
         return {}
-    ids = np.asarray(available, dtype=np.int64)
     if len(ids) and np.all(np.diff(ids) > 0) and len(ids) > BITMAP_SHARE * (ids[-1] + 1):
         bits = np.zeros(ids[-1] + 1, dtype=np.bool_)
         bits[ids] = True
@@ -248,6 +242,7 @@ def same_cohort(one: Cohort, other: Cohort) -> bool:
         and one.cohort_size == other.cohort_size
         and one.ticket == other.ticket
         and all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in _PARTS)
+        and pack(available_values(one.available)) == pack(available_values(other.available))
     )
 
 

@@ -2,10 +2,14 @@
 
 The side directory of ``run.db`` is ``run.db.d``. A file is written aside, synced and renamed. The two files
 of each name that were written last are kept, so there is one to fall back on.
+
+Arrays of an attachment that are constant (``core.state.constant``) go to a file of their own, once: an
+attachment says for each of them which file holds it. Such a file stays while an attachment needs it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -17,12 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from sortition.core.errors import ConfigurationError, LedgerError
+from sortition.core.state import constant, is_constant
 from sortition.core.validation import whole_number
 from sortition.ledger.encoding import Plain, pieces, unpack
 
 SNAPSHOT = "snapshot"
 ATTACHMENT = "attachment_"
 """The name of an attachment's file starts with this."""
+CONSTANTS = "constants_"
+"""The name of a file with constant arrays of an attachment starts with this."""
+CONSTANT_FILES = ".constants"
+"""The entry of an attachment that says which file holds each of its constant arrays."""
+MOST_BYTES = 2
+"""Files of constants take at most this many times the bytes in use; then the oldest are written again."""
 MAGIC = b"sortition sealed file 2\n"
 RUN_BYTES = 16
 DIGEST_BYTES = 32
@@ -61,17 +72,24 @@ class RunFiles:
     def __init__(self, directory: Path, run_id: bytes) -> None:
         self.directory = directory
         self._run_id = run_id
+        self._held: dict[str, dict[str, tuple[Any, int]]] = {}  # constant arrays and their files, by name
+        self._needs: dict[tuple[str, int], set[int]] = {}  # the files that an attachment needs
 
     def write(self, name: str, number: int, values: Plain, *, needed: int | None = None) -> None:
         """Write a file durably, then remove all others of its name except the last one and ``needed``.
 
         Its modification time is later than that of all others of its name, even if the clock went back.
         """
+        others = sorted((self._time(name, other), other) for other in self.numbers(name) if other != number)
+        self._write(name, number, values, max(time.time_ns(), others[-1][0] + 1 if others else 0))
+        for _, old in others[: -(KEPT - 1)]:
+            if old != needed:
+                self._file(name, old).unlink(missing_ok=True)
+
+    def _write(self, name: str, number: int, values: Plain, now: int) -> None:
         target = self._file(name, number)
         unfinished = target.with_name(target.name + UNFINISHED)
         digest = blake2b(target.name.encode(), digest_size=DIGEST_BYTES)
-        others = sorted((self._time(name, other), other) for other in self.numbers(name) if other != number)
-        now = max(time.time_ns(), others[-1][0] + 1 if others else 0)
         try:
             with open(unfinished, "wb", opener=private) as file:
                 for piece in (MAGIC, self._run_id, *pieces(values)):
@@ -86,9 +104,6 @@ class RunFiles:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        for _, old in others[: -(KEPT - 1)]:
-            if old != needed:
-                self._file(name, old).unlink(missing_ok=True)
 
     def read(self, name: str, number: int) -> dict[str, Any]:
         """The values of a file; a LedgerError if it is damaged, a FileNotFoundError if there is none."""
@@ -106,25 +121,106 @@ class RunFiles:
         return unpack(body[start:])
 
     def attach(self, round_index: int, name: str, arrays: Plain, *, needed: int | None) -> None:
-        """Write an attachment durably; of that name the last two stay, and the one of round ``needed``."""
+        """Write an attachment durably; of that name the last two stay, and the one of round ``needed``.
+
+        A constant array that was in the last attachment of that name, or in the first one that was read, is
+        not written again.
+        """
         number, file_name = whole_number("round_index", round_index, least=0), _attachment_file(name)
         if not isinstance(arrays, Mapping):
             raise ConfigurationError(f"arrays must be a mapping of names to plain values, got {arrays!r}")
+        if CONSTANT_FILES in arrays:
+            raise ConfigurationError(
+                f"arrays must not hold the name {CONSTANT_FILES!r}, which the ledger uses"
+            )
         try:
-            self.write(file_name, number, arrays, needed=needed)
+            files = self._write_constants(name, arrays)
+            rest = {entry: value for entry, value in arrays.items() if entry not in files}
+            self.write(file_name, number, {**rest, CONSTANT_FILES: json.dumps(files)}, needed=needed)
+            self._needs[name, number] = set(files.values())
+            self._remove_constants(name)
         except OSError as error:
             raise LedgerError(f"{self.directory} cannot be written to: {error}") from error
+
+    def _write_constants(self, name: str, arrays: Plain) -> dict[str, int]:
+        """The file of each constant array; one file is written, with those that are in none yet."""
+        constants = {entry: value for entry, value in arrays.items() if is_constant(value)}
+        present = self.numbers(CONSTANTS + name)
+        files = {
+            entry: number
+            for entry, (value, number) in self._held.get(name, {}).items()
+            if value is constants.get(entry) and number in present
+        }
+        in_use = sum(value.nbytes for value in constants.values())
+        sizes = {
+            number: self._file(CONSTANTS + name, number).stat().st_size for number in set(files.values())
+        }
+        while sizes and sum(sizes.values()) > MOST_BYTES * in_use:
+            oldest = min(sizes)
+            del sizes[oldest]
+            files = {entry: number for entry, number in files.items() if number != oldest}
+        new = {entry: value for entry, value in constants.items() if entry not in files}
+        if new:
+            number = max(present, default=-1) + 1
+            self._write(CONSTANTS + name, number, new, time.time_ns())
+            files |= dict.fromkeys(new, number)
+        self._held[name] = {entry: (value, files[entry]) for entry, value in constants.items()}
+        return files
+
+    def _remove_constants(self, name: str) -> None:
+        """Remove the files of constants that no attachment needs, unless an attachment can't be read."""
+        present = self.numbers(CONSTANTS + name)
+        needed: set[int] = set()
+        for number in self.numbers(ATTACHMENT + name) if present else []:
+            if (name, number) not in self._needs:
+                try:
+                    self._read_attachment(name, number)
+                except (LedgerError, OSError):
+                    return
+            needed |= self._needs[name, number]
+        gone = [number for number in present if number not in needed]
+        if gone:
+            sync(self.directory)  # first, the attachments that needed them must be gone for good
+        for number in gone:
+            self._file(CONSTANTS + name, number).unlink(missing_ok=True)
 
     def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
         """An attachment, or None if there is none; the error for a damaged one names those that are good."""
         number, file_name = whole_number("round_index", round_index, least=0), _attachment_file(name)
         try:
-            return self.read(file_name, number)
+            values, held = self._attached(name, number)
+            self._held.setdefault(name, held)
+            return values
         except FileNotFoundError:
             return None
         except LedgerError as error:
             advice = self._good_attachments(file_name, number)
             raise LedgerError(f"{error}; put a copy of it there, or {advice}") from error
+
+    def _attached(self, name: str, number: int) -> tuple[dict[str, Any], dict[str, tuple[Any, int]]]:
+        """An attachment with its constant arrays, and these alone with the numbers of their files."""
+        values, files = self._read_attachment(name, number)
+        held: dict[str, tuple[Any, int]] = {}
+        try:
+            for holder in sorted(set(files.values())):
+                found = self.read(CONSTANTS + name, holder)
+                held |= {entry: (constant(found[entry]), holder) for entry, n in files.items() if n == holder}
+        except (FileNotFoundError, KeyError) as error:
+            file = self._file(ATTACHMENT + name, number)
+            if not file.exists():  # a writer has removed both meanwhile
+                raise FileNotFoundError(file) from None
+            raise LedgerError(f"{file} has arrays in another file that are missing: {error}") from None
+        return {**values, **{entry: value for entry, (value, _) in held.items()}}, held
+
+    def _read_attachment(self, name: str, number: int) -> tuple[dict[str, Any], dict[str, int]]:
+        """An attachment without its constant arrays, and the numbers of their files."""
+        values = self.read(ATTACHMENT + name, number)
+        try:
+            files = {str(entry): int(n) for entry, n in json.loads(values.pop(CONSTANT_FILES)).items()}
+        except (KeyError, ValueError, TypeError, AttributeError):
+            raise LedgerError(f"{self._file(ATTACHMENT + name, number)} is no attachment") from None
+        self._needs[name, number] = set(files.values())
+        return values, files
 
     def remove_unfinished(self) -> None:
         """Remove what a killed writer left unfinished. Only the holder of the lock may do this."""
@@ -151,7 +247,7 @@ class RunFiles:
         for number in self.numbers(file_name):
             with suppress(LedgerError, OSError):
                 if number != damaged:
-                    self.read(file_name, number)
+                    self._attached(name, number)
                     good.append(f'attachment({number}, "{name}")')
         if not good:
             return f'go on without it: no other attachment "{name}" is good'

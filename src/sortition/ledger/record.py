@@ -15,7 +15,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, printable
-from sortition.ledger.encoding import available_of, cohort_of, column_of, ids_of, whole_of
+from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.replay import MakeSampler, all_experts, maker_from, rebuild, within
@@ -27,8 +27,6 @@ class Round:
     """One round of the record."""
 
     cohort: Cohort
-    available: IntArray | None
-    """The clients that were available; None for everybody, or if it is not known (see ``drawn_at``)."""
     drawn_at: float | None
     """Seconds since 1970; None for a cohort of the state that the run began with."""
     norms: FloatArray | None
@@ -230,16 +228,14 @@ class RunRecord:
     def _round_of_loaded_state(self, observed: Event) -> Round:
         values = observed.values()
         cohort = cohort_of(observed.round_index, values)
-        return Round(cohort, None, None, _norms(observed, cohort), observed.time)
+        return Round(cohort, None, _norms(observed, cohort), observed.time)
 
     def _round(self, drawn: Event, number: int | None) -> Round:
-        values = drawn.values()
-        cohort = cohort_of(drawn.round_index, values)
-        available = available_of(values)
+        cohort = cohort_of(drawn.round_index, drawn.values())
         if number is None:
-            return Round(cohort, available, drawn.time, None, None)
+            return Round(cohort, drawn.time, None, None)
         observed = self._store.event(number)
-        return Round(cohort, available, drawn.time, _norms(observed, cohort), observed.time)
+        return Round(cohort, drawn.time, _norms(observed, cohort), observed.time)
 
 
 def membership_of(event: Event, next_round: int) -> Membership | None:

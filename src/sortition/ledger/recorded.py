@@ -26,9 +26,10 @@ from sortition.core.errors import (
     SortitionError,
     StateError,
 )
+from sortition.core.protocols import check_available
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, real_numbers, whole_number
-from sortition.ledger.encoding import Plain, cohort_of, cohort_values, drawn_values, same_cohort, same_norms
+from sortition.ledger.encoding import Plain, cohort_of, cohort_values, same_cohort, same_norms
 from sortition.ledger.files import SNAPSHOT, RunFiles, make_side_directory, run_file, sync
 from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
 from sortition.ledger.replay import (
@@ -192,7 +193,8 @@ class RecordedSampler:
                     return cohort
             with self._refusable(current):
                 new: Cohort = current.sampler.draw(available)
-            self._commit("drawn", new.round_index, drawn_values(new, available))
+            check_available(current.sampler, new, available)
+            self._commit("drawn", new.round_index, cohort_values(new))
             current.open[new.round_index] = new
             current.round_index = new.round_index + 1
             self._snapshot_if_due(current)
@@ -290,7 +292,7 @@ class RecordedSampler:
         return found
 
     def privacy_spent(self, delta: float = 1e-5) -> PrivacySpent:
-        """What the replies so far have cost in (epsilon, delta)-differential privacy of the reported norms."""
+        """What the replies so far have cost: (epsilon, delta)-differential privacy of the reported norms."""
         spent: PrivacySpent = _method_of(self.sampler, "privacy_spent")(delta)
         return spent
 

@@ -20,7 +20,7 @@ import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError
 from sortition.core.protocols import Sampler
-from sortition.ledger.encoding import available_of, cohort_of, ids_of, same_cohort, whole_of
+from sortition.ledger.encoding import cohort_of, ids_of, same_cohort, whole_of
 from sortition.ledger.files import SNAPSHOT, RunFiles
 from sortition.ledger.store import Event, Store
 from sortition.samplers.base import BaseSampler
@@ -90,7 +90,7 @@ class Replayed:
 
     def _draw(self, event: Event, values: Mapping[str, Any]) -> None:
         recorded = cohort_of(event.round_index, values)
-        drawn = self.sampler.draw(available_of(values))
+        drawn = self.sampler.draw(recorded.available)
         if not same_cohort(drawn, recorded):
             raise LedgerError(
                 f"the sampler draws another cohort in round {event.round_index} than the recorded one: the "

@@ -411,7 +411,7 @@ def _rounds(record: RunRecord) -> Iterator[tuple[Any, ...]]:
             int(cohort.counts.sum()),
             replies,
             "" if norms is None else len(cohort) - int(replies),
-            "" if round_.available is None else len(round_.available),
+            "" if cohort.available is None else len(cohort.available),
         )
 
 

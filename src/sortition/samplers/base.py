@@ -214,19 +214,20 @@ class BaseSampler(ABC):
         With ``available`` the distribution is restricted to these and rescaled; if they are at most K, all
         of them take part, with weight one (Appendix D.2).
         """
-        if available is None and self._design == "fixed_size" and self.num_clients <= self._cohort_size:
+        ids = None if available is None else self._available(available)
+        if ids is not None:
+            weighed = self._draw_from(ids)
+        elif self._design == "fixed_size" and self.num_clients <= self._cohort_size:
             weighed = self._draw_from(self._everybody())
-        elif available is None:
+        else:
             generator = self._generator.of_round(self._round_index)
             effective = self._effective_distribution()
             if isinstance(effective, Capped):
                 effective.with_generator(generator)
             weighed = draw_cohort(self._design, effective, self.num_clients, self._cohort_size, generator)
-        else:
-            weighed = self._draw_from(self._available(available))
         for array_of_cohort in weighed:
             array_of_cohort.setflags(write=False)  # nobody else has them, so no copy is needed
-        cohort = Cohort(self._round_index, self._cohort_size, *weighed)
+        cohort = Cohort(self._round_index, self._cohort_size, *weighed, available=ids)
         ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
         self._open[self._round_index] = ticket
@@ -313,6 +314,7 @@ class BaseSampler(ABC):
         ids = self._present_ids("available", values)
         if not len(ids):
             raise AvailabilityError("available names no client; name at least one, or skip the round")
+        ids.setflags(write=False)
         return ids
 
     def _present_ids(self, name: str, values: ArrayLike) -> IntArray:
@@ -435,7 +437,7 @@ class BaseSampler(ABC):
         return self._noise is not None
 
     def privacy_spent(self, delta: float = 1e-5) -> PrivacySpent:
-        """What the replies so far have cost in (epsilon, delta)-differential privacy of the reported norms."""
+        """What the replies so far have cost: (epsilon, delta)-differential privacy of the reported norms."""
         if self._noise is None:
             raise ConfigurationError("privacy_spent needs a sampler that was built with privacy")
         return self._noise.spent(delta)

@@ -234,6 +234,8 @@ def _restricts_to_the_available(make: Make, floor: float, prepare: BeforeDraw) -
         prepare(sampler)
         cohort = sampler.draw(available=half)
         assert np.isin(cohort.clients, half).all(), "only available clients may be drawn"
+        assert cohort.available is not None, "a cohort must carry what it was drawn from"
+        assert np.array_equal(np.sort(cohort.available), half), "a cohort must carry what it was drawn from"
         sampler.observe(cohort, feedback_of(cohort, sampler.num_clients))
         _assert_distribution(sampler, floor)
 

@@ -11,6 +11,7 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
+    Context,
     Error,
     Message,
     MessageType,
@@ -22,6 +23,8 @@ from flwr.app.message import make_message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+
+from sortition.integrations.flower import remember_updates
 
 SUPERLINK = 1
 CLIENT_APP_RAISED, NODE_UNAVAILABLE = 2, 5
@@ -39,6 +42,8 @@ class Client:
     fails: Callable[[int], str | None] = lambda server_round: None
     train: Train | None = None
     extra: dict[str, float] = field(default_factory=dict)
+    context: Context | None = None
+    """With one, the client has the mod ``remember_updates``."""
 
     def trained(self, model: dict[str, np.ndarray], server_round: int) -> dict[str, np.ndarray]:
         """One local step of half the way to the target, unless ``train`` says otherwise."""
@@ -81,6 +86,13 @@ class FakeGrid(Grid):
 
     def _reply(self, message: Message) -> Message | None:
         _, client = self.nodes[message.metadata.dst_node_id]
+        if client.context is None or message.metadata.message_type != MessageType.TRAIN:
+            return self._handled(message, client)
+        reply = remember_updates(message, client.context, lambda asked, _: self._handled(asked, client))
+        lost = client.fails(int(message.content["config"]["server-round"])) == "reply is lost"
+        return None if lost else reply
+
+    def _handled(self, message: Message, client: Client) -> Message | None:
         kind = message.metadata.message_type
         if kind == MessageType.QUERY:
             if client.partition is None:
@@ -136,6 +148,11 @@ def superlink_error(message: Message) -> Message:
         message_type=message.metadata.message_type,
     )
     return make_message(metadata, error=Error(NODE_UNAVAILABLE, "Node unavailable"))
+
+
+def empty_context() -> Context:
+    """The context of a client that was started anew."""
+    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 
 
 def federation(clients: Iterable[Client], first_node: int = 100, shuffle: int | None = 0) -> FakeGrid:

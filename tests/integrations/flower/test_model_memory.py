@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -26,9 +28,11 @@ class Scripted(UniformSampler):
     """Draws the cohort that it is told to."""
 
     told: Cohort
+    drawn = 0
 
     def draw(self, available=None):
-        return self.told
+        self.drawn += 1
+        return replace(self.told, round_index=self.drawn, available=available)
 
     def observe(self, cohort, norms):
         self.heard = np.asarray(norms)
@@ -284,7 +288,7 @@ def test_a_memory_may_begin_or_end_with_a_resumed_run():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"memory.rows": np.zeros((1, 1), dtype=np.float32)}, "rows"),
+        ({"memory.sum": np.zeros(1)}, "sum"),
         ({"memory.kind": "Notes"}, "kind"),
         ({"memory.num_parameters": -1}, "num_parameters"),
         ({"memory.num_parameters": 0}, "parameters"),

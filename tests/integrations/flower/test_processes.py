@@ -21,8 +21,10 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     """Registered node keys, three SuperNodes. The second one waits in its training until it is killed.
 
     It takes a minute until the SuperLink gives up a SuperNode that no longer sends heartbeats. Only then does
-    the round go on, with an error in the SuperLink's own name, and only then can the SuperNode come back.
+    the round go on, with an error in the SuperLink's own name, and only then can the SuperNode come back. The
+    clients hold a memory. That of the second one is gone when it is back, which is noticed once.
     """
+    programs.environment["PROBE_MEMORY"] = "clients"
     port = free_port()
     ca, certificate, key = write_certificates(programs.home / "tls")
     programs.connection(port, certificate=ca)
@@ -50,12 +52,17 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
         )
 
     nodes = [supernode(partition) for partition in range(3)]
-    programs.run_probe(rounds=10**6, cohort_size=3, least_clients=2, timeout=HANGS, pause=1.0)
+    programs.run_probe(
+        rounds=10**6, cohort_size=3, least_clients=2, timeout=HANGS, pause=1.0, memory="clients"
+    )
 
     def waiting():
         return list(programs.notes.glob(f"waiting-{VICTIM}-*"))
 
-    programs.wait(lambda: len(programs.rounds()) >= 1, "the first round")
+    def has_replied(since=0):
+        return any(VICTIM in line["partitions"] for line in programs.rounds()[since:])
+
+    programs.wait(has_replied, "the victim to reply")
     hold = programs.notes / f"hold-{VICTIM}"
     hold.touch()
     programs.wait(waiting, "the victim to train")
@@ -66,10 +73,9 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     programs.wait(lambda: len(programs.rounds()) >= killed_in, "the round it was killed in")
     supernode(VICTIM)
 
-    def is_back():
-        return any(VICTIM in line["partitions"] for line in programs.rounds()[killed_in:])
-
-    programs.wait(is_back, "the victim to be back")
+    programs.wait(lambda: has_replied(killed_in), "the victim to be back")
+    rounds_then = len(programs.rounds())
+    programs.wait(lambda: len(programs.rounds()) > rounds_then, "one more round")
     (programs.notes / "enough").touch()
     programs.wait((programs.notes / "done").exists, "the last round")
 
@@ -97,10 +103,15 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     assert VICTIM in rounds[-1]["partitions"]
     assert rounds[-1]["sampling-total-weight"] == pytest.approx(1.0)
     assert rounds[-1]["identities"] == lost["identities"]  # the same client, with its history
+    back = next(line for line in rounds[killed_in:] if VICTIM in line["partitions"])
+    assert [line["round"] for line in rounds if line["sampling-memory-lost"]] == [back["round"]]
+    assert back["sampling-memory-coefficient"] == 0.0  # this round is done without a memory
+    assert rounds[-1]["sampling-memory-coefficient"] > 0.0
 
 
-@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("memory", ["none", "server", "clients"])
 def test_fifty_nodes_on_ray(programs, memory):
+    programs.environment["PROBE_MEMORY"] = memory
     port = free_port()
     programs.connection(port)
     programs.start(
@@ -129,6 +140,8 @@ def test_fifty_nodes_on_ray(programs, memory):
         assert sum(line["probabilities"]) == pytest.approx(1.0)
         assert np.isfinite(line["model"]).all()
         replied |= set(line["partitions"])
-        assert line.get("sampling-memory-bytes") == (12 * len(replied) if memory else None)
+        in_bytes = {"none": None, "server": 12 * len(replied), "clients": 24}
+        assert line.get("sampling-memory-bytes") == in_bytes[memory]
+        assert line.get("sampling-memory-lost", 0) == 0
         assert line["sampling-coverage"] == pytest.approx(len(replied) / 50)
     assert rounds[-1]["sampling-effective-clients"] < 50.0

@@ -45,7 +45,13 @@ class Scripted(UniformSampler):
         clients, counts = np.unique(self._draws, return_counts=True)
         probabilities = self.chances[clients]
         self.last = Cohort(
-            0, len(self._draws), clients, counts, probabilities, counts / (len(self._draws) * probabilities)
+            0,
+            len(self._draws),
+            clients,
+            counts,
+            probabilities,
+            counts / (len(self._draws) * probabilities),
+            available=available,
         )
         return self.last
 

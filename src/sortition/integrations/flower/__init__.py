@@ -10,6 +10,13 @@ from sortition.integrations.flower.identities import (
     registered_identity,
     reported_identity,
 )
+from sortition.integrations.flower.memory_sum import remember_updates
 from sortition.integrations.flower.strategy import AdaptiveSampling
 
-__all__ = ["AdaptiveSampling", "IdentityFunction", "registered_identity", "reported_identity"]
+__all__ = [
+    "AdaptiveSampling",
+    "IdentityFunction",
+    "registered_identity",
+    "remember_updates",
+    "reported_identity",
+]

@@ -12,8 +12,9 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from sortition.core.errors import ConfigurationError, FeedbackError
-from sortition.core.types import FloatArray, IntArray
-from sortition.integrations.flower.model_memory import ModelMemory, remembered_keys
+from sortition.core.types import FloatArray
+from sortition.integrations.flower.memory_sum import RECORD, MemorySum
+from sortition.integrations.flower.model_memory import ClientUpdate, Combined, ModelMemory, remembered_keys
 from sortition.integrations.flower.pool import DrawnCohort
 
 log = logging.getLogger("flwr.sortition")
@@ -52,7 +53,7 @@ class UpdateSum:
     ) -> tuple[float, FloatArray] | None:
         """Add the update of ``client`` times ``size`` and ``weight``; None if it is not finite.
 
-        Returns, both times ``size``, the norm of what was added and the update of the remembered arrays.
+        Returns the norm of what was added, times ``size``, and the update of the remembered arrays.
         """
         arrays = arrays_of(returned)
         self._check(client, arrays)
@@ -77,7 +78,7 @@ class UpdateSum:
             if key not in self._remembered:
                 difference *= size * weight
                 self._sum[key] += difference
-        remembered = [size * self._difference[key].reshape(-1) for key in self._remembered]
+        remembered = [self._difference[key].reshape(-1) for key in self._remembered]
         return size * float(np.sqrt(squared_norm)), np.concatenate(remembered) if remembered else np.zeros(0)
 
     def raise_by(self, factor: float) -> None:
@@ -147,8 +148,8 @@ class ClientReplies:
     """Numbers of examples: the given one if there is one, otherwise the one that the client reports."""
     contents: dict[int, RecordDict]
     """What each client returned, by place in the cohort."""
-    coefficient: float = 0.0
-    """b, how much of the memory is in the sum."""
+    combined: Combined | None = None
+    """What the memory made of them; None if there is none, or nobody replied."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,7 @@ class OpenRound:
     places: dict[int, int]
     """The place in the cohort of each node that was asked."""
     updates: UpdateSum
-    memory: ModelMemory | None
-    offline: IntArray
-    """Clients that have replied before and could not be drawn."""
+    memory: ModelMemory | MemorySum | None
 
     def read(self, replies: Iterable[Message], size_key: str) -> ClientReplies:
         """Check each reply and add its update to the sum, weighted by size and cohort weight.
@@ -172,10 +171,11 @@ class OpenRound:
         """
         cohort, names = self.drawn.cohort, self.drawn.names
         norms, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
-        updates: list[FloatArray | None] = [None] * len(cohort)
+        updates: list[ClientUpdate | None] = [None] * len(cohort)
         contents: dict[int, RecordDict] = {}
         for place, content in sorted(self._contents(replies).items()):
             name, size = names[place], float(self.drawn.given_sizes[place])
+            memory = content.pop(RECORD, None)
             if np.isnan(size):
                 size = _reported_size(content, size_key, name)
             arrays = _only(content, ArrayRecord, name)
@@ -183,16 +183,16 @@ class OpenRound:
             if added is None:
                 log.warning("\t> The update of %s is not finite and counts as no reply", name)
                 continue
-            norms[place], updates[place] = added
+            norms[place], vector = added
+            updates[place] = ClientUpdate(vector, size, memory if isinstance(memory, ArrayRecord) else None)
             sizes[place], contents[place] = size, content
         if contents:
             self.updates.raise_by(len(cohort) / len(contents))
         if self.memory is None or (len(cohort) and not contents):  # if nobody replied, nothing changes
             return ClientReplies(norms, sizes, contents)
-        coefficient = self.memory.coefficient
-        aggregate, residuals = self.memory.combine(cohort, updates, self.offline)
-        self.updates.set_remembered(aggregate)
-        return ClientReplies(np.hypot(norms, residuals), sizes, contents, coefficient)
+        combined = self.memory.combine(cohort, updates)
+        self.updates.set_remembered(combined.aggregate)
+        return ClientReplies(np.hypot(norms, combined.norms), sizes, contents, combined)
 
     def _contents(self, replies: Iterable[Message]) -> dict[int, RecordDict]:
         """What each client returned, by place in the cohort; errors are logged.

@@ -12,6 +12,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.state import array
 from sortition.core.types import FloatArray
 from sortition.core.variance import estimated_loss
+from sortition.integrations.flower.model_memory import Combined
 from sortition.integrations.flower.pool import DrawnCohort, WeighedReplies
 
 DECAY = 0.95
@@ -89,6 +90,12 @@ def sampling_metrics(
     )
 
 
-def memory_metrics(coefficient: float, num_bytes: int) -> MetricRecord:
-    """The metrics of the memory: b of this round, and the bytes of what is remembered after it."""
-    return MetricRecord({"sampling-memory-coefficient": coefficient, "sampling-memory-bytes": num_bytes})
+def memory_metrics(combined: Combined | None, num_bytes: int) -> MetricRecord:
+    """The metrics of the memory: b of this round, the bytes of what is remembered after it, the losses."""
+    return MetricRecord(
+        {
+            "sampling-memory-coefficient": 0.0 if combined is None else combined.coefficient,
+            "sampling-memory-bytes": num_bytes,
+            "sampling-memory-lost": 0 if combined is None else combined.lost,
+        }
+    )

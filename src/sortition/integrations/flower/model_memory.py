@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.state import count
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
 from sortition.memory import Memory
 
@@ -28,14 +29,58 @@ BYTES_PER_NUMBER = 4
 def remembered_keys(model: Mapping[str, NDArray[Any]]) -> list[str]:
     """The names of the arrays that are remembered: floats, without the buffers of batch normalisation.
 
+    They are sorted, so that client and server join the arrays in the same order.
+
     >>> remembered_keys({"fc.weight": np.zeros(2), "bn.running_var": np.ones(2), "steps": np.array(3)})
     ['fc.weight']
     """
-    return [
+    return sorted(
         key
         for key, array in model.items()
         if array.dtype.kind == "f" and key.rpartition(".")[2] not in BATCH_NORM
-    ]
+    )
+
+
+def check_num_parameters(model: Mapping[str, NDArray[Any]], remembered: int) -> int:
+    """The number of parameters that are remembered of ``model``; an error if it is 0, or has changed."""
+    num_parameters = sum(model[key].size for key in remembered_keys(model))
+    if not num_parameters:
+        raise ConfigurationError(
+            "a memory needs initial_arrays with floating-point arrays, beside buffers of batch "
+            f"normalisation, got {sorted(model)}"
+        )
+    if remembered not in (0, num_parameters):
+        raise ConfigurationError(
+            f"initial_arrays must have the {remembered} parameters that are in the memory, "
+            f"got {num_parameters}"
+        )
+    return num_parameters
+
+
+class ClientUpdate(NamedTuple):
+    """What a client's reply says to a memory."""
+
+    vector: FloatArray
+    """The update of the remembered arrays."""
+    size: float
+    """The number of examples."""
+    memory: ArrayRecord | None
+    """What the client remembers, if it holds the memory."""
+
+
+class Combined(NamedTuple):
+    """What a memory makes of the replies of a round."""
+
+    aggregate: FloatArray
+    """The sum of the updates, each multiplied by the number of examples."""
+    norms: FloatArray
+    """The norms of the residuals, multiplied in the same way and aligned with the cohort; nan: no reply."""
+    coefficient: float
+    """b, how much of the memory is in the aggregate."""
+    offline_examples: float = 0.0
+    """The examples that clients offline have in the aggregate."""
+    lost: int = 0
+    """How many clients have lost the memory that they held."""
 
 
 class ModelMemory:
@@ -70,17 +115,7 @@ class ModelMemory:
 
         Clients that join later are remembered as long as there is room.
         """
-        num_parameters = sum(model[key].size for key in remembered_keys(model))
-        if not num_parameters:
-            raise ConfigurationError(
-                "memory=True needs initial_arrays with floating-point arrays, beside buffers of batch "
-                f"normalisation, got {sorted(model)}"
-            )
-        if self._memory is not None and num_parameters != self._num_parameters:
-            raise ConfigurationError(
-                f"initial_arrays must have the {self._num_parameters} parameters that are in the memory, "
-                f"got {num_parameters}"
-            )
+        num_parameters = check_num_parameters(model, self._num_parameters)
         needed = num_clients * num_parameters * BYTES_PER_NUMBER
         if self._memory is None and needed > self._max_bytes:
             raise ConfigurationError(
@@ -91,22 +126,17 @@ class ModelMemory:
         if self._memory is None:
             self._allocate(num_parameters)
 
-    def combine(
-        self, cohort: Cohort, updates: Sequence[FloatArray | None], offline: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """The aggregate of the available clients, and the norms of the residuals; nan means no reply.
+    def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None]) -> Combined:
+        """The aggregate of the available clients, and the norms of the residuals; then remember the updates.
 
-        ``updates`` are multiplied by the numbers of examples and aligned with the cohort. ``offline`` are
-        clients that may be remembered but could not be drawn.
+        ``updates`` are aligned with the cohort; None means no reply.
         """
         if self._memory is None:
             raise ConfigurationError("make_room must be called before combine")
         b = self._memory.coefficient
-        absent = np.zeros(self._num_parameters)
-        for client in offline.tolist() if b > 0.0 else []:
-            absent += self._memory.remembered(client)
-        aggregate, norms = self._memory.combine(cohort, updates, np.ones(len(cohort)))
-        return aggregate - b * absent, norms
+        vectors = [None if update is None else update.size * update.vector for update in updates]
+        aggregate, norms = self._memory.combine(cohort, vectors, np.ones(len(cohort)))
+        return Combined(aggregate, norms, b)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to know."""

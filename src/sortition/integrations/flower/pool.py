@@ -14,7 +14,7 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError, StateError
-from sortition.core.protocols import Sampler
+from sortition.core.protocols import Sampler, check_available
 from sortition.core.state import array, scalar, text
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
@@ -60,7 +60,7 @@ class WeighedReplies:
     probabilities: FloatArray
     """The probabilities that the clients were drawn with."""
     shares: FloatArray
-    """Client weights (lambda): shares in the examples of all available clients."""
+    """Client weights (lambda): shares in all examples that the step is a mean of."""
     feedback: FloatArray
     """(share times norm) squared."""
     step_scale: float
@@ -141,9 +141,12 @@ class ClientPool:
         available = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
         all_available = len(available) == sampler.num_clients > sampler.cohort_size
         probabilities = sampler.probabilities(available)
-        cohort = sampler.draw() if all_available else sampler.draw(available=available)
-        if self._run is not None:  # the ledger may hand out a cohort that was drawn before a crash
-            available = np.union1d(available, cohort.clients)
+        asked = None if all_available else available
+        cohort = sampler.draw(asked)
+        if self._run is None:
+            check_available(sampler, cohort, asked)
+        else:  # the ledger may hand out a cohort that was drawn before a crash, when others were online
+            available = np.arange(sampler.num_clients) if cohort.available is None else cohort.available
             probabilities = sampler.probabilities(available)
         identities = self.identities
         return DrawnCohort(
@@ -155,14 +158,13 @@ class ClientPool:
             total_size=self._sizes.total(available),
         )
 
-    def offline(self, drawn: DrawnCohort) -> IntArray:
-        """The clients that have replied before and could not be drawn."""
-        return np.setdiff1d(np.flatnonzero(self._has_replied), drawn.available)
-
-    def weigh(self, drawn: DrawnCohort, weighted_norms: FloatArray, sizes: FloatArray) -> WeighedReplies:
+    def weigh(
+        self, drawn: DrawnCohort, weighted_norms: FloatArray, sizes: FloatArray, offline_examples: float
+    ) -> WeighedReplies:
         """Weigh the replies, whose norms are multiplied by their sizes.
 
         ``weighted_norms`` and ``sizes`` are aligned with the cohort; nan means no reply.
+        ``offline_examples`` are those that clients offline have in the sum, by a memory.
         """
         heard = ~np.isnan(weighted_norms)
         replied = drawn.cohort.replied(heard)
@@ -171,6 +173,7 @@ class ClientPool:
         total = drawn.total_size
         if np.isnan(total) or len(drawn.cohort) == len(drawn.available):  # or everybody was asked: no bias
             total = self._sizes.total(drawn.available)
+        total += offline_examples
         scale = 1.0 / total if total > 0.0 else 0.0
         norms = scale * weighted_norms[heard]
         sampler_norms = np.full(len(weighted_norms), np.nan)

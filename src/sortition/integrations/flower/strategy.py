@@ -7,9 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -20,6 +20,7 @@ from sortition.core.validation import named_keywords
 from sortition.integrations.flower.aggregation import OpenRound, UpdateSum, arrays_of, record_of
 from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
 from sortition.integrations.flower.inner import NOT_PRIVATE, InnerStrategy
+from sortition.integrations.flower.memory_sum import RECORD, MemorySum
 from sortition.integrations.flower.metrics import VarianceRatio, memory_metrics, sampling_metrics
 from sortition.integrations.flower.model_memory import ModelMemory
 from sortition.integrations.flower.pool import ClientPool, string_list
@@ -71,10 +72,12 @@ class AdaptiveSampling(Strategy):
         The file to record the run in, such as ``"run.db"``. Every draw and every round is on disk before the
         next step. If the file holds a run, ``start`` continues it, even after a crash in mid-round.
     memory
-        Remember the clients' updates on the server, so that only their changes are estimated from the cohort
-        (``sortition.Memory``). Less noise, for 4 bytes a parameter and client.
+        Remember the clients' updates, so that only their changes are estimated from the cohort
+        (``sortition.Memory``). Less noise, for 4 bytes a parameter and client: on the server with True, on
+        the clients with ``"clients"``, whose ClientApp then needs the mod ``remember_updates``.
     memory_bytes
-        The most that the memory may take. If the clients online at the start need more, it is an error.
+        The most that a memory on the server may take. If the clients online at the start need more, it is an
+        error.
     """
 
     @named_keywords
@@ -89,15 +92,17 @@ class AdaptiveSampling(Strategy):
         reported_key: str = "partition-id",
         seed: int = 0,
         ledger: str | os.PathLike[str] | None = None,
-        memory: bool = False,
+        memory: bool | Literal["clients"] = False,
         memory_bytes: int = 4 * 2**30,
     ) -> None:
         self._inner = InnerStrategy(inner)
         self._pool = ClientPool(sampler, cohort_size, num_examples, seed, ledger)
         self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
-        if not isinstance(memory, bool):
-            raise ConfigurationError(f"memory must be True or False, got {memory!r}")
-        self._memory = ModelMemory(memory_bytes) if memory else None
+        if not (isinstance(memory, bool) or memory == "clients"):
+            raise ConfigurationError(f"memory must be True, False or 'clients', got {memory!r}")
+        self._memory: ModelMemory | MemorySum | None = None
+        if memory:
+            self._memory = MemorySum() if memory == "clients" else ModelMemory(memory_bytes)
         self._ratio = VarianceRatio()
         self._round: OpenRound | None = None
         self._arrays: ArrayRecord | None = None  # the current model
@@ -144,8 +149,12 @@ class AdaptiveSampling(Strategy):
         messages = self._inner.configure_train(
             server_round + self._offset, arrays, config, grid, nodes=list(places)
         )
+        if isinstance(self._memory, MemorySum):
+            for message in messages:
+                client = int(drawn.cohort.clients[places[message.metadata.dst_node_id]])
+                message.content = RecordDict({**message.content, RECORD: self._memory.question(client)})
         updates = UpdateSum(arrays, memory=self._memory is not None)
-        self._round = OpenRound(drawn, messages, places, updates, self._memory, self._pool.offline(drawn))
+        self._round = OpenRound(drawn, messages, places, updates, self._memory)
         self._arrays = arrays
         log.info("configure_train: drew %d clients (out of %d)", len(places), len(online))
         return messages
@@ -161,7 +170,9 @@ class AdaptiveSampling(Strategy):
 
         # What the clients returned, and how much each reply counts.
         returned = current.read(replies, self._inner.strategy.weighted_by_key)
-        weighed = self._pool.weigh(drawn, returned.weighted_norms, returned.sizes)
+        combined = returned.combined
+        offline_examples = 0.0 if combined is None else combined.offline_examples
+        weighed = self._pool.weigh(drawn, returned.weighted_norms, returned.sizes, offline_examples)
         num_replies = len(weighed.replied)
         log.info("aggregate_train: %d replies, %d failures", num_replies, len(drawn.cohort) - num_replies)
         self._warn_of_dominant_client()
@@ -172,11 +183,11 @@ class AdaptiveSampling(Strategy):
         )
 
         if self._memory is not None:
-            metrics.update(memory_metrics(returned.coefficient, self._memory.num_bytes))
+            metrics.update(memory_metrics(combined, self._memory.num_bytes))
 
         # The step of the inner strategy. If nobody was drawn, what is remembered still counts.
         stepped = None
-        if num_replies or returned.coefficient > 0.0:
+        if num_replies or (combined is not None and combined.coefficient > 0.0):
             moved = current.updates.moved_model(weighed.step_scale)
             metric_weights = returned.sizes * drawn.cohort.weights
             stepped, client_metrics = self._inner.aggregate_train(

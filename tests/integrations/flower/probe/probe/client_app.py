@@ -1,5 +1,6 @@
-"""A client as any other: it knows nothing of adaptive sampling, and answers no queries."""
+"""A client as any other: it knows nothing of adaptive sampling, unless it is to hold a memory."""
 
+import os
 import time
 from pathlib import Path
 
@@ -7,7 +8,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-app = ClientApp()
+if os.environ.get("PROBE_MEMORY") == "clients":
+    from sortition.integrations.flower import remember_updates
+
+    app = ClientApp(mods=[remember_updates])
+else:
+    app = ClientApp()
 
 
 @app.train()

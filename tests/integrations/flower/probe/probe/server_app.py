@@ -39,8 +39,8 @@ def main(grid: Grid, context: Context) -> None:
         min_available_nodes=int(settings["least-clients"]),
         train_metrics_aggr_fn=keep_all,
     )
-    cohort_size, memory = int(settings["cohort-size"]), bool(settings["memory"])
-    strategy = AdaptiveSampling(inner, cohort_size=cohort_size, memory=memory)
+    memory = {"none": False, "server": True, "clients": "clients"}[str(settings["memory"])]
+    strategy = AdaptiveSampling(inner, cohort_size=int(settings["cohort-size"]), memory=memory)
     metrics: dict[int, MetricRecord] = {}
     aggregate = strategy.aggregate_train
 

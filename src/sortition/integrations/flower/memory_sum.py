@@ -1,0 +1,275 @@
+r"""A memory of updates that the clients hold: the server keeps one vector, their weighted sum.
+
+The estimate is that of :class:`sortition.Memory`. Client m keeps :math:`y_m` in its ``context.state`` and
+sends it along with its model. The server keeps :math:`\sum_m n_m y_m`, with :math:`n_m` the number of
+examples, and the digest of each :math:`y_m` in this sum.
+
+A message to a client names the digest. The client sends the :math:`y_m` that has it, and then keeps two: this
+one and the new one. So it does not matter whether the server gets the reply: its next message names one of
+the two. If the client has neither, because it was started anew, it sends none. Then its part can't be taken
+out of the sum: the round is done without a memory, and the sum begins anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from sortition.core.cohort import Cohort
+from sortition.core.errors import StateError
+from sortition.core.state import array, number
+from sortition.core.types import FloatArray
+from sortition.integrations.flower.model_memory import (
+    ClientUpdate,
+    Combined,
+    check_num_parameters,
+    remembered_keys,
+)
+from sortition.memory import KEPT, LEAST_FACTOR, STEP
+
+log = logging.getLogger("flwr.sortition")
+
+RECORD = "sortition-memory"
+"""The record in a message that names a digest, that in a reply with y, and that in the client's state."""
+DIGEST = "digest"
+"""In the message: the digest of the y that the server counts on; empty if there is none."""
+DIGEST_BYTES = 16
+CLIENT_MEMORY = "client_memory."
+"""Prefix of the memory's entries in the state."""
+STYPE = "sortition.float32"
+"""How y is serialised: its bytes, so that the digest is known before anything is read."""
+LARGEST = float(np.finfo(np.float32).max)
+
+
+# The client ----------------------------------------------------------------------------------------------
+
+
+def remember_updates(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A mod for the ClientApp: remember this client's updates for ``AdaptiveSampling(memory="clients")``.
+
+    It must be the first in ``ClientApp(mods=[...])``, so that it sees the model that is sent. It does nothing
+    unless the server asks for it.
+    """
+    question = message.content.pop(RECORD, None)
+    if not isinstance(question, ConfigRecord):
+        return call_next(message, context)
+    sent = list(message.content.array_records.values())
+    reply = call_next(message, context)
+    returned = [] if reply.has_error() else list(reply.content.array_records.values())
+    if len(sent) != 1 or [_shapes(record) for record in sent] != [_shapes(record) for record in returned]:
+        return reply  # the server will say what is wrong with it
+    update = _update(sent[0], returned[0])
+    wanted = str(question.get(DIGEST, ""))
+    kept = dict(context.state.array_records.get(RECORD, {}))
+    known = {wanted: kept[wanted]} if wanted in kept else {}
+    new = moved(_numbers(known[wanted].data) if known else None, update).tobytes()
+    reply.content[RECORD] = ArrayRecord(known)
+    known[digest_of(new)] = Array("float32", update.shape, STYPE, new)
+    context.state[RECORD] = ArrayRecord(known)
+    return reply
+
+
+def _shapes(record: ArrayRecord) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(each.shape) for key, each in record.items()}
+
+
+def _update(sent: ArrayRecord, returned: ArrayRecord) -> FloatArray:
+    """The update of the arrays that are remembered, as one vector."""
+    start = {key: sent[key].numpy() for key in sent}
+    parts = [
+        np.subtract(returned[key].numpy(), start[key].astype(np.float64), dtype=np.float64).reshape(-1)
+        for key in remembered_keys(start)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+# Client and server must get the same bytes ---------------------------------------------------------------
+
+
+def moved(old: NDArray[np.float32] | None, update: FloatArray) -> NDArray[np.float32]:
+    """The new y: half of the way from the old one to the update, or the update if there is no old one.
+
+    >>> moved(np.float32([1.0, 2.0]), np.array([3.0, 2.0]))
+    array([2., 2.], dtype=float32)
+    """
+    new = update if old is None else old + STEP * (update - old)
+    return np.clip(new, -LARGEST, LARGEST).astype("<f4")
+
+
+def digest_of(data: bytes) -> str:
+    """The digest of a y, given as bytes."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _numbers(data: bytes) -> NDArray[np.float32]:
+    return np.frombuffer(data, dtype="<f4")
+
+
+# The server ----------------------------------------------------------------------------------------------
+
+
+class _Counted(NamedTuple):
+    """What is in the sum for a client: the digest of its y, and the size that y is multiplied by."""
+
+    digest: str
+    size: float
+
+
+class MemorySum:
+    r"""The server's side: :math:`\sum_m n_m y_m`, and what is in it for each client.
+
+    A client that is offline can't be taken out of the sum, as its y is not here. So the aggregate estimates
+
+    .. math:: \sum_{m\,\mathrm{online}} n_m g_m + b \sum_{m\,\mathrm{offline}} n_m y_m
+
+    and is divided by :math:`\sum_{\mathrm{online}} n_m + b \sum_{\mathrm{offline}} n_m`: a mean in which an
+    offline client counts b times, by what it remembers. With b = 1 this is FedVARP.
+    """
+
+    def __init__(self) -> None:
+        self._sum = np.zeros(0)
+        self._counted: dict[int, _Counted] = {}
+        self._numerator = self._denominator = 0.0
+
+    @property
+    def coefficient(self) -> float:
+        """b of the next round."""
+        if self._denominator <= 0.0:
+            return 0.0
+        return float(min(max(self._numerator / self._denominator, 0.0), 1.0))
+
+    @property
+    def num_bytes(self) -> int:
+        """What the sum takes."""
+        return int(self._sum.nbytes)
+
+    def make_room(self, model: Mapping[str, NDArray[Any]], num_clients: int) -> None:
+        """Make the sum, or raise if it is that of another model. The number of clients is of no account."""
+        num_parameters = check_num_parameters(model, len(self._sum))
+        if not len(self._sum):
+            self._sum = np.zeros(num_parameters)
+
+    def question(self, client: int) -> ConfigRecord:
+        """The record that goes to ``client`` with its message."""
+        counted = self._counted.get(client)
+        return ConfigRecord({DIGEST: "" if counted is None else counted.digest})
+
+    def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None]) -> Combined:
+        """The aggregate and the norms of the residuals; then the sum takes in what the clients keep now.
+
+        ``updates`` are aligned with the cohort; None means no reply.
+        """
+        replied = np.array([update is not None for update in updates], dtype=bool)
+        heard, places = cohort.replied(replied), np.flatnonzero(replied).tolist()
+        clients = heard.clients.tolist()
+        kept = [self._kept(client, updates[place]) for client, place in zip(clients, places, strict=True)]
+        lost = sum(
+            y is None and client in self._counted for client, (y, _) in zip(clients, kept, strict=True)
+        )
+        b = 0.0 if lost else self.coefficient
+        could_be_drawn = set(self._counted if cohort.available is None else cohort.available.tolist())
+        offline_examples = b * sum(
+            counted.size for client, counted in self._counted.items() if client not in could_be_drawn
+        )
+
+        aggregate, norms = b * self._sum, np.full(len(cohort), np.nan)
+        numerator = denominator = 0.0
+        counted = {} if lost else dict(self._counted)
+        total = np.zeros_like(self._sum) if lost else self._sum.copy()
+        for place, client, weight, count, (y, keeps) in zip(
+            places, clients, heard.weights.tolist(), heard.counts.tolist(), kept, strict=True
+        ):
+            update = updates[place]
+            assert update is not None
+            new = update.size * update.vector
+            old = np.zeros_like(new) if y is None else self._counted[client].size * y.astype(np.float64)
+            residual = new - b * old
+            norms[place] = np.sqrt(_product(residual, residual))
+            aggregate += weight * residual
+            factor = weight * (max(weight / count - 1.0, 0.0) + LEAST_FACTOR)
+            numerator += factor * _product(new, old)
+            denominator += factor * _product(old, old)
+            if client in counted:
+                total -= old
+                del counted[client]
+            if keeps:
+                following = moved(y, update.vector)
+                total += update.size * following.astype(np.float64)
+                counted[client] = _Counted(digest_of(following.tobytes()), update.size)
+        if lost:
+            log.warning("\t> %d clients no longer have the memory that they had. It begins anew", lost)
+        self._sum, self._counted = total, counted
+        if denominator > 0.0:
+            self._numerator = KEPT * self._numerator + numerator
+            self._denominator = KEPT * self._denominator + denominator
+        return Combined(aggregate, norms, b, offline_examples, lost)
+
+    def _kept(self, client: int, update: ClientUpdate | None) -> tuple[NDArray[np.float32] | None, bool]:
+        """The y that is in the sum for this client, if it sent it; and whether it keeps a new one.
+
+        A client without the mod keeps none. Nor does one whose y is not the one that it was asked for: what
+        it has now is unknown, so it is not counted.
+        """
+        record = None if update is None else update.memory
+        if record is None:
+            return None, False
+        if not len(record):
+            return None, True
+        counted = self._counted.get(client)
+        if counted is None or list(record) != [counted.digest]:
+            return None, False
+        data = record[counted.digest].data
+        return (_numbers(data), True) if digest_of(data) == counted.digest else (None, False)
+
+    # Saving and continuing ---------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs to know."""
+        digests = b"".join(bytes.fromhex(each.digest) for each in self._counted.values())
+        kept = {
+            "sum": self._sum.copy(),
+            "clients": np.array(list(self._counted), dtype=np.int64),
+            "digests": np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
+            "sizes": np.array([each.size for each in self._counted.values()], dtype=np.float64),
+            "numerator": self._numerator,
+            "denominator": self._denominator,
+        }
+        return {CLIENT_MEMORY + name: value for name, value in kept.items()}
+
+    def restored(self, state: Mapping[str, Any]) -> MemorySum:
+        """The memory that is in ``state``; an empty one if there is none."""
+        kept = {
+            name.removeprefix(CLIENT_MEMORY): state[name] for name in state if name.startswith(CLIENT_MEMORY)
+        }
+        restored = MemorySum()
+        if kept:
+            total, clients = (
+                array(kept, "sum", np.float64, (None,)),
+                array(kept, "clients", np.int64, (None,)),
+            )
+            sizes = array(kept, "sizes", np.float64, (len(clients),))
+            digests = array(kept, "digests", np.uint8, (len(clients), DIGEST_BYTES))
+            if not (np.isfinite(total).all() and np.isfinite(sizes).all() and (sizes >= 0.0).all()):
+                raise StateError(
+                    "state has a client_memory whose sum or sizes are not finite or are negative"
+                )
+            restored._sum = total
+            restored._counted = {
+                client: _Counted(digest.tobytes().hex(), size)
+                for client, digest, size in zip(clients.tolist(), digests, sizes.tolist(), strict=True)
+            }
+            restored._numerator = number(kept, "numerator")
+            restored._denominator = number(kept, "denominator", least=0.0)
+        return restored
+
+
+def _product(one: FloatArray, other: FloatArray) -> float:
+    """By einsum, since the threads of BLAS would compete with those of a simulation."""
+    return float(np.einsum("i,i->", one, other))
