@@ -18,6 +18,7 @@ from sortition.ledger.summary import (
     summarise,
     suspect_rows,
 )
+from sortition.ledger.tally import ClientSummary
 
 SHOWN = 20
 CHANGES = 200
@@ -33,7 +34,8 @@ def ledger_page(record: RunRecord) -> str:
         page.paragraph(
             "Clients whose norms were above the clip of the sampler's guard, the most frequent first."
         )
-        page.table(SUSPECT_COLUMNS, map(_row, suspect_rows(summary, SHOWN)))
+        suspects = [summary.clients.of(suspect.client) for suspect in summary.suspicion.suspects[:SHOWN]]
+        page.table(SUSPECT_COLUMNS, map(_row, suspect_rows(summary, SHOWN), suspects))
     rounds = np.arange(1, summary.rounds + 1)
     page.heading("Who takes part")
     page.paragraph(
@@ -62,9 +64,11 @@ def ledger_page(record: RunRecord) -> str:
             medians = {"median of the cohort": (rounds, summary.norms_by_round)}
             page.chart(line_chart(medians, "round", "norm", log=True))
     page.heading("The most drawn clients")
-    page.table(CLIENT_COLUMNS, [_row(client_row(known)) for known in summary.clients[:SHOWN]])
+    page.table(CLIENT_COLUMNS, [_row(client_row(known), known) for known in summary.clients[:SHOWN]])
     page.heading("The least drawn clients, of those drawn at all")
-    page.table(CLIENT_COLUMNS, [_row(client_row(known)) for known in summary.clients[: -SHOWN - 1 : -1]])
+    page.table(
+        CLIENT_COLUMNS, [_row(client_row(known), known) for known in summary.clients[: -SHOWN - 1 : -1]]
+    )
     changes = summary.changes
     if changes:
         page.heading("Joins and leaves")
@@ -80,9 +84,11 @@ def ledger_page(record: RunRecord) -> str:
     return page.render()
 
 
-def _row(row: Sequence[str]) -> tuple[str, ...]:
-    """Numbers to the right, and the last norms apart from each other."""
+def _row(row: Sequence[str], known: ClientSummary) -> tuple[str, ...]:
+    """Numbers to the right, and the last norms apart from each other, with three digits each."""
     *numbers, norms = row
+    if known.norms:
+        norms = ", ".join(f"{norm:#.3g}".rstrip(".") for norm in known.norms)
     return (*map(Number, numbers), norms)
 
 
