@@ -269,7 +269,7 @@ ENGINES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "vrb": (VRBSampler, REWEIGHTED),
     "empirical bayes": (
         EmpiricalBayesSampler,
-        (*REWEIGHTED, *GUARD, "visits", "noise", "seen", "level", "log_loss"),
+        (*REWEIGHTED, *GUARD, "beliefs", "noise", "met", "level", "log_loss"),
     ),
     "k-vib": (lambda **common: KVibSampler(num_rounds=40, **common), ("log_omega", "masses")),
     "portfolio": (

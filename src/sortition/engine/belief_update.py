@@ -37,14 +37,11 @@ from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine.expert_trees import ExpertArrays
 from sortition.engine.mixture import mixed_ratio
 
-PEOPLE = np.dtype([(field.name, np.float64) for field in fields(Population)])
-"""One record: the fields of ``core.beliefs.Population``."""
-CLIENT = np.dtype(
-    [
-        (name, np.float64)
-        for name in ("mean", "visits", "surprise", "first", "size", "chance", "tries", "drawn", "replied")
-    ]
-)
+PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
+PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
+"""One record: ``core.beliefs.Population``."""
+CLIENT_FIELDS = ("mean", "visits", "surprise", "first", "size", "chance", "tries", "drawn", "replied")
+CLIENT = np.dtype([(name, np.float64) for name in CLIENT_FIELDS])
 """A record for each slot: mean y over n visits, last surprise, first x, c, the chance to reply over the last
 tries, and how often the client was drawn and has replied in all."""
 

@@ -16,7 +16,7 @@ from sortition.core.designs import Design
 from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
-from sortition.engine.belief_update import CLIENT, PEOPLE, learn, miss
+from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, learn, miss
 from sortition.engine.clients import Roster
 from sortition.engine.reweighted import ReweightedPrior
 from sortition.samplers.base import BaseSampler
@@ -162,18 +162,18 @@ class EmpiricalBayesSampler(BaseSampler):
 
     def _state(self) -> dict[str, Any]:
         seen = self._seen[: self._reweighted.count].copy()
-        people = {name: float(self._people[0][name]) for name in PEOPLE.names or ()}
+        people = {name: float(self._people[0][name]) for name in PEOPLE_FIELDS}
         return {
             **self._reweighted.state(),
             **people,
-            "beliefs": seen.view(np.float64).reshape(-1, len(CLIENT.names or ())),
+            "beliefs": seen.view(np.float64).reshape(-1, len(CLIENT_FIELDS)),
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         unknown = ("level", "log_loss")  # before the first feedback
-        people = tuple(number(state, name, nan=name in unknown) for name in PEOPLE.names or ())
+        people = tuple(number(state, name, nan=name in unknown) for name in PEOPLE_FIELDS)
         clients = array(state, "seen_clients", np.int64, (None,))
-        seen = array(state, "beliefs", np.float64, (len(clients), len(CLIENT.names or ())))
+        seen = array(state, "beliefs", np.float64, (len(clients), len(CLIENT_FIELDS)))
         check("beliefs", seen, np.isfinite(seen), "finite")
         self._reweighted.restore(state)
         self._people = np.array([people], dtype=PEOPLE)
