@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from sortition.core.errors import CohortError
 from sortition.core.types import BoolArray, FloatArray, IntArray
-from sortition.core.validation import real_numbers
+from sortition.core.validation import real_numbers, shown
 
 WHOLE, REAL = np.dtype(np.int64), np.dtype(np.float64)
 ARRAYS = (("clients", WHOLE), ("counts", WHOLE), ("probabilities", REAL), ("weights", REAL))
@@ -53,8 +53,8 @@ class Cohort:
             if type(array) is np.ndarray and array.dtype == dtype and not array.flags.writeable:
                 continue  # as a sampler makes them
             numbers = real_numbers(name, array, CohortError)
-            if dtype == WHOLE and numbers.size and numbers.dtype.kind == "f":
-                raise CohortError(f"{name} must be whole numbers, got {numbers.dtype}")
+            if dtype == WHOLE and np.any((numbers != np.floor(numbers)) | (np.abs(numbers) >= 2.0**63)):
+                raise CohortError(f"{name} must be whole numbers, got {shown(array)}")
             array = np.ascontiguousarray(numbers, dtype=dtype)
             if array.flags.writeable:
                 array = array.copy()
