@@ -11,62 +11,96 @@ import math
 import numpy as np
 from numba import njit
 
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import BoolArray, FloatArray, IntArray
 
 REMEMBERED = 500
 """At most this many clients are remembered: those that replied last."""
 OUTDATED = 5000
 """A client's norm is forgotten after this many more replies of others."""
-FEW = 50
-"""With fewer norms than this the median stands for the ninth decile."""
-HIGH = 0.9
+FEW = 20
+"""With fewer norms than this the third quartile stands for the ninth decile."""
+THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
+NORMAL_DECILE = 1.2815515655446004
+"""The ninth decile of the standard normal distribution."""
+UNCERTAINTY = 1.1
+"""The deviation of the logarithms may be this multiple of what quantiles say."""
 
 CLIENT, BEFORE = 0, 1
 """Rows of ``entries``: the client, and how many replies there had been before its own."""
 LOG, RATE = 0, 1
 """Rows of ``values``: the logarithm of the norm, ascending, and how likely a reply was to be this client's."""
+LEAST = np.nextafter(0.0, 1.0)
 SIZE, REPLIES = 0, 1
 """Places in ``counters``: the clients in the window, and all replies above zero so far."""
-OUTLIER, CLIP = 0, 1
-"""Places in ``bounds``: logarithms, inf before the first norm."""
+OUTLIER, CLIP, EXPECTED = 0, 1, 2
+"""Places in ``bounds``: two logarithms, and what clients above the first hold if norms are log-normal."""
 
 
 @njit(cache=True)
-def _drop(entries: IntArray, values: FloatArray, counters: IntArray, place: int) -> None:
-    """Take out one entry."""
-    size = counters[SIZE] - 1
-    for i in range(place, size):
-        entries[CLIENT, i], entries[BEFORE, i] = entries[CLIENT, i + 1], entries[BEFORE, i + 1]
-        values[LOG, i], values[RATE, i] = values[LOG, i + 1], values[RATE, i + 1]
-    counters[SIZE] = size
+def _move(entries: IntArray, values: FloatArray, place: int, target: int) -> None:
+    entries[CLIENT, target], entries[BEFORE, target] = entries[CLIENT, place], entries[BEFORE, place]
+    values[LOG, target], values[RATE, target] = values[LOG, place], values[RATE, place]
+
+
+@njit(cache=True)
+def _keep(entries: IntArray, values: FloatArray, counters: IntArray, which: BoolArray) -> None:
+    """Drop the other entries."""
+    kept = 0
+    for i in range(counters[SIZE]):
+        if which[i]:
+            _move(entries, values, i, kept)
+            kept += 1
+    counters[SIZE] = kept
+
+
+@njit(cache=True)
+def _not_among(clients: IntArray, ascending: IntArray) -> BoolArray:
+    """Which of ``clients`` are not in ``ascending``."""
+    result = np.ones(clients.size, dtype=np.bool_)
+    for i in range(clients.size):
+        place = np.searchsorted(ascending, clients[i])
+        result[i] = place == ascending.size or ascending[place] != clients[i]
+    return result
 
 
 @njit(cache=True)
 def _store(
-    entries: IntArray, values: FloatArray, counters: IntArray, client: int, log: float, rate: float
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    clients: IntArray,
+    norms: FloatArray,
+    rates: FloatArray,
 ) -> None:
-    """Put in one entry: in place of the client's last one, or of the oldest if there is no room."""
-    size = counters[SIZE]
-    known, oldest = -1, 0
-    for i in range(size):
-        if entries[CLIENT, i] == client:
-            known = i
+    """Put in norms above zero, at most ``REMEMBERED``: in place of the clients' last ones, or of the oldest."""
+    size, replies = counters[SIZE], counters[REPLIES] + clients.size
+    before = entries[BEFORE, :size]
+    keep = _not_among(entries[CLIENT, :size], np.sort(clients)) & (before >= replies - OUTDATED)
+    excess = keep.sum() + clients.size - entries.shape[1]
+    while excess > 0:
+        oldest = replies
+        for i in range(size):
+            oldest = min(oldest, before[i] if keep[i] else replies)
+        for i in range(size):
+            if keep[i] and before[i] == oldest and excess > 0:
+                keep[i] = False
+                excess -= 1
+    _keep(entries, values, counters, keep)
+    old, new = counters[SIZE] - 1, clients.size - 1
+    order, logs = np.argsort(norms), np.log(norms)
+    for place in range(counters[SIZE] + clients.size - 1, -1, -1):  # merge, from the back
+        if new < 0:
             break
-        if entries[BEFORE, i] < entries[BEFORE, oldest]:
-            oldest = i
-    if known < 0 and size == entries.shape[1]:
-        known = oldest
-    if known >= 0:
-        _drop(entries, values, counters, known)
-        size -= 1
-    place = size
-    while place > 0 and values[LOG, place - 1] > log:
-        entries[CLIENT, place], entries[BEFORE, place] = entries[CLIENT, place - 1], entries[BEFORE, place - 1]
-        values[LOG, place], values[RATE, place] = values[LOG, place - 1], values[RATE, place - 1]
-        place -= 1
-    entries[CLIENT, place], entries[BEFORE, place] = client, counters[REPLIES]
-    values[LOG, place], values[RATE, place] = log, rate
-    counters[SIZE] = size + 1
+        log = logs[order[new]]
+        if old >= 0 and values[LOG, old] > log:
+            _move(entries, values, old, place)
+            old -= 1
+        else:
+            entries[CLIENT, place], entries[BEFORE, place] = clients[order[new]], counters[REPLIES]
+            values[LOG, place], values[RATE, place] = log, rates[order[new]]
+            new -= 1
+    counters[SIZE] += clients.size
+    counters[REPLIES] = replies
 
 
 @njit(cache=True)
@@ -85,25 +119,37 @@ def quantile(logs: FloatArray, weights: FloatArray, level: float) -> float:
 
 
 @njit(cache=True)
-def bounds_of(logs: FloatArray, weights: FloatArray, factors: FloatArray) -> tuple[float, float]:
-    r"""The bounds for outliers and for the clip, by ascending ``logs``: the smaller with and without weights.
+def bounds_of(logs: FloatArray, weights: FloatArray, factors: FloatArray, bounds: FloatArray) -> None:
+    r"""Compute the bounds by ascending ``logs`` with ``weights``, and by the logs alone; the smaller count.
 
-    With a factor f and a fence e, of ``factors``, the logarithm of :math:`Q_9 \max(f, (Q_9 / Q_2)^e)`.
+    With a factor f and a fence e, of ``factors``, a bound is :math:`Q_9 \max(f, (Q_9 / Q_2)^e)`. If norms are
+    log-normal, and s is the deviation of their logarithms, those that exceed the median by x hold
+    :math:`\Phi(s - x/s)` of the best distribution.
+
+    With weights, a client that is drawn often counts no more than the others; but then a client that is
+    hardly ever drawn counts for many. Neither may decide alone.
     """
-    outlier, clip = np.inf, np.inf
+    bounds[:] = np.inf
     for by in (weights, np.ones(logs.size)):
         median = quantile(logs, by, 0.5)
-        high = quantile(logs, by, HIGH) if logs.size >= FEW else median
-        clip = min(clip, high + max(factors[2], factors[3] * (high - median)))
-        outlier = min(outlier, high + max(factors[0], factors[1] * (high - median)))
-    return min(outlier, clip), clip
+        high = quantile(logs, by, NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE)
+        spread = high - median
+        bounds[CLIP] = min(bounds[CLIP], high + max(factors[2], factors[3] * spread))
+        outlier = high + max(factors[0], factors[1] * spread)
+        if outlier < bounds[OUTLIER]:
+            deviation, beyond = UNCERTAINTY * spread / NORMAL_DECILE, outlier - median
+            expected = 0.0
+            if deviation > 0.0 and logs.size >= FEW:  # a third quartile says too little of the tail
+                expected = 0.5 * math.erfc((beyond / deviation - deviation) / math.sqrt(2.0))
+            bounds[OUTLIER], bounds[EXPECTED] = outlier, expected
+    bounds[OUTLIER] = min(bounds[OUTLIER], bounds[CLIP])
 
 
 @njit(cache=True)
 def judge(
     entries: IntArray, values: FloatArray, counters: IntArray, factors: FloatArray, bounds: FloatArray
 ) -> None:
-    """Compute the bounds.
+    """Compute the bounds; inf without a norm.
 
     A client that is drawn often is more likely to be in the window: with probability r for each reply it is
     among the last T with about min(1, r T), and counts for the inverse.
@@ -112,7 +158,7 @@ def judge(
     if size:
         span = counters[REPLIES] - entries[BEFORE, :size].min()
         weights = 1.0 / np.minimum(span * values[RATE, :size], 1.0)
-        bounds[OUTLIER], bounds[CLIP] = bounds_of(values[LOG, :size], weights, factors)
+        bounds_of(values[LOG, :size], weights, factors, bounds)
     else:
         bounds[:] = np.inf
 
@@ -126,12 +172,8 @@ def forget(
     bounds: FloatArray,
     clients: IntArray,
 ) -> None:
-    """Take out ``clients``."""
-    for client in clients:
-        for i in range(counters[SIZE]):
-            if entries[CLIENT, i] == client:
-                _drop(entries, values, counters, i)
-                break
+    """Take out ``clients`` (ascending)."""
+    _keep(entries, values, counters, _not_among(entries[CLIENT, : counters[SIZE]], clients))
     judge(entries, values, counters, factors, bounds)
 
 
@@ -148,19 +190,13 @@ def remember(
     norms: FloatArray,
 ) -> bool:
     """Store the replies of a cohort and compute the bounds; whether anybody is above that of outliers."""
-    above_zero, largest = 0, 0.0
-    for norm in norms:
-        above_zero += norm > 0.0
-        largest = max(largest, norm)
-    if above_zero:
-        for i in range(norms.size):
-            if norms[i] > 0.0:
-                rate = counts[i] / weights[i] / above_zero
-                _store(entries, values, counters, clients[i], math.log(norms[i]), rate)
-        counters[REPLIES] += above_zero
-        for i in range(counters[SIZE] - 1, -1, -1):
-            if entries[BEFORE, i] < counters[REPLIES] - OUTDATED:
-                _drop(entries, values, counters, i)
+    above_zero = norms > 0.0
+    if above_zero.any():
+        rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
+        heard, told = clients[above_zero], norms[above_zero]
+        _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
+        counters[REPLIES] += heard.size - min(heard.size, REMEMBERED)
         judge(entries, values, counters, factors, bounds)
-    top = values[LOG, counters[SIZE] - 1] if counters[SIZE] else -np.inf
-    return max(top, math.log(largest) if above_zero else -np.inf) > bounds[OUTLIER]
+    if counters[SIZE] == 0:
+        return False
+    return max(values[LOG, counters[SIZE] - 1], math.log(max(norms.max(), LEAST))) > bounds[OUTLIER]

@@ -111,7 +111,7 @@ class BaseSampler(ABC):
         self._weights = Roster(self._initial_clients, self._given_weights)  # lambda
         self._roster = Roster(self._initial_clients, None)  # the prior; a subclass may have another
         self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=LARGEST_SEED))
-        self._guard = None if guard is None else GuardState(guard)
+        self._guard = None if guard is None else GuardState(guard, self._initial_clients)
         self._noise = None if privacy is None else Noise(privacy, self._generator.seed)
         self._round_index = 0
         self._open: dict[int, int] = {}  # round -> ticket, of the cohorts that await feedback

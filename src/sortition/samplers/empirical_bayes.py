@@ -222,7 +222,7 @@ class EmpiricalBayesSampler(BaseSampler):
             if log_ratios.max() == -math.inf:
                 return  # all zeros: there is no level yet
             people.level = log_mean_exp(log_ratios, cohort.counts)
-        p = self._reweighted.look_up(clients)
+        p = self._effective_distribution().look_up(clients)
         learnt = np.maximum(p - self._reweighted.weights[0] * prior, 0.0)  # beyond the prior's share
         self._tune_share(cohort.weights, log_feedback, p, prior)
         expected = 2.0 * self._reweighted.logs(clients)

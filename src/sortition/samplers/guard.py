@@ -28,7 +28,7 @@ from sortition.engine import norm_window
 from sortition.engine.capped import limited
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import Distribution
-from sortition.engine.norm_window import BEFORE, CLIENT, CLIP, LOG, OUTLIER, RATE, REMEMBERED, REPLIES, SIZE
+from sortition.engine.norm_window import BEFORE, CLIENT, CLIP, EXPECTED, LOG, OUTLIER, RATE, REMEMBERED, REPLIES, SIZE
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -47,9 +47,9 @@ class Guard:
     """The same in distances of that decile from the median, in logarithms; the higher of the two counts."""
     outlier_factor: float = 5.0
     """Above this multiple of the ninth decile, or ``outlier_fence``, a client is an outlier."""
-    outlier_fence: float = 1.0
+    outlier_fence: float = 0.75
     """As ``fence``, for outliers."""
-    largest_gain: float = 10.0
+    largest_gain: float = 25.0
     """What all outliers together may hold of what was learnt, over their client weight; but at most half."""
 
     def __post_init__(self) -> None:
@@ -81,6 +81,8 @@ LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 LARGEST_LOG = math.log(np.finfo(float).max)
 MOST = 0.5
 """What all outliers together may hold at most, unless their client weight is more."""
+MANY = 50
+"""With fewer norms than this the bound for updates follows from their median."""
 FORGIVEN = 5
 """After this many ordinary replies in a row, an outlier is one no more."""
 
@@ -100,8 +102,8 @@ def among(clients: IntArray, ascending: IntArray) -> BoolArray:
 class GuardState:
     """What the guard of one sampler remembers: recent norms, the outliers and the suspects."""
 
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
+    def __init__(self, guard: Guard, num_clients: int) -> None:
+        self.guard, self._initial_clients = guard, num_clients
         logs = (math.log(guard.outlier_factor), guard.outlier_fence, math.log(guard.clip_factor), guard.fence)
         self._factors = np.array(logs)
         self._set_window(0, 0, np.zeros((2, REMEMBERED), dtype=np.int64), np.zeros((2, REMEMBERED)))
@@ -111,21 +113,31 @@ class GuardState:
         self._hits: dict[int, tuple[int, float]] = {}
 
     def _set_window(self, size: int, replies: int, entries: IntArray, values: FloatArray) -> None:
-        self._counters, self._bounds = np.array([size, replies]), np.full(2, np.inf)
+        self._counters, self._bounds = np.array([size, replies]), np.empty(3)
         self._window = (entries, values, self._counters, self._factors, self._bounds)
         norm_window.judge(*self._window)
 
     @property
     def norm_bound(self) -> float:
-        """Larger norms are clipped; inf before there is a norm above zero."""
-        return math.exp(min(self._bounds[CLIP], LARGEST_LOG)) if self._counters[SIZE] else math.inf
+        """Larger norms are clipped; inf before there is a norm above zero.
+
+        With few norms it is at most ``clip_factor`` times their median: it must be safe for updates, too, and
+        a few liars can then be a tenth of all.
+        """
+        _, values, (size, _), factors, bounds = self._window
+        if not size:
+            return math.inf
+        median = values[LOG, (size - 1) // 2] if size < MANY else math.inf
+        return math.exp(min(bounds[CLIP], median + factors[2], LARGEST_LOG))
 
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms, clipped; clients above the bounds are remembered."""
         anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
-        if anybody or len(self._outliers):
-            self._note_outliers(cohort.clients, norms)
-        return self._clipped(cohort, norms) if anybody else norms
+        if not anybody and not len(self._outliers):
+            return norms
+        before = self._outliers
+        self._note_outliers(cohort.clients, norms)
+        return self._clipped(cohort.clients, norms, before) if anybody else norms
 
     def _note_outliers(self, clients: IntArray, norms: FloatArray) -> None:
         """A client above the outliers' bound is an outlier until it was below often enough."""
@@ -150,21 +162,28 @@ class GuardState:
             self._calm[which],
         )
 
-    def _clipped(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        bound = self.norm_bound
-        caught = norms > bound
-        for client, norm in zip(cohort.clients[caught].tolist(), norms[caught].tolist(), strict=True):
+    def _clipped(self, clients: IntArray, norms: FloatArray, before: IntArray) -> FloatArray:
+        """The norms, clipped; ``before`` are the clients that were outliers before this cohort.
+
+        A newcomer that is none counts for an outlier's bound at most: otherwise clients that come back under
+        other names would set what is expected of newcomers.
+        """
+        outlier, clip = (math.exp(min(bound, LARGEST_LOG)) for bound in self._bounds[:EXPECTED])
+        caught = norms > clip
+        for client, norm in zip(clients[caught].tolist(), norms[caught].tolist(), strict=True):
             hits, worst = self._hits.get(client, (0, 0.0))
-            self._hits[client] = (hits + 1, max(worst, math.log(norm) - math.log(bound)))
-        return np.minimum(norms, bound)
+            self._hits[client] = (hits + 1, max(worst, math.log(norm) - math.log(clip)))
+        new = (clients >= self._initial_clients) & ~among(clients, before)
+        return np.minimum(norms, np.where(new, outlier, clip))
 
     def clip_alone(self, norms: FloatArray) -> FloatArray:
         """``norms``, clipped by their own bound; nothing is remembered."""
         logs = np.sort(np.log(norms[norms > 0.0]))
         if not len(logs):
             return norms
-        _, clip = norm_window.bounds_of(logs, np.ones(len(logs)), self._factors)
-        return np.minimum(norms, math.exp(min(clip, LARGEST_LOG)))
+        bounds = np.empty(3)
+        norm_window.bounds_of(logs, np.ones(len(logs)), self._factors, bounds)
+        return np.minimum(norms, math.exp(min(bounds[CLIP], LARGEST_LOG)))
 
     def limited(self, distribution: Distribution, client_weights: Roster) -> Distribution:
         """``distribution`` with no more for the outliers than their share; itself, if they hold no more."""
@@ -174,7 +193,7 @@ class GuardState:
         counting = weights > 0.0  # nothing is learnt of the others
         outliers, weights = self._outliers[counting], weights[counting]
         together = float(weights.sum())
-        share = max(together, min(MOST, self.guard.largest_gain * together))
+        share = max(together, min(MOST, self.guard.largest_gain * together), self._bounds[EXPECTED])
         return limited(distribution, outliers, weights, share) if 0.0 < share < 1.0 else distribution
 
     def suspects(self) -> list[Suspect]:
@@ -209,7 +228,7 @@ class GuardState:
 
     def restored(self, state: Mapping[str, Any], ids: int) -> GuardState:
         """The guard's memory out of ``state``, from a sampler with ``ids`` client ids."""
-        guard, replies = GuardState(self.guard), count(state, "guard.replies")
+        guard, replies = GuardState(self.guard, self._initial_clients), count(state, "guard.replies")
         clients = array(state, "guard.clients", np.int64, (None,))
         size = len(clients)
         if size > REMEMBERED or len(np.unique(clients)) < size or np.any((clients < 0) | (clients >= ids)):
