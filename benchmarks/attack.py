@@ -12,7 +12,7 @@ alone do): means over the seeds, and half the range between the smallest and the
 Oracles are shown the norms of all clients before each draw; there the colluders' norms are lies as well.
 
 With the guard the sampler has ``Guard()``, and a server that is sent updates clips them at
-``sampler.norm_bound``; strict is ``Guard(outliers_share=0.2, clip_factor=20)``.
+``sampler.norm_bound``; strict is ``Guard(largest_gain=3, clip_factor=20)``.
 
 ``--out`` writes attack.json, attack.md (every cell)
 and, with the extra "reports", attack.svg. All of it takes about 3 minutes on two idle cores.
@@ -54,7 +54,7 @@ SHARES = (0.01, 0.05)
 DEFENCES: dict[str, Guard | None] = {
     "none": None,
     "guard": Guard(),
-    "strict": Guard(outliers_share=0.2, clip_factor=20.0),
+    "strict": Guard(largest_gain=3.0, clip_factor=20.0),
 }
 
 

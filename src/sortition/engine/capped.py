@@ -1,15 +1,16 @@
-r"""A distribution in which some clients together hold no more than a share; the others keep their proportions.
+r"""A distribution of which some clients together hold a share at most; the others keep their proportions.
 
 Let p be learnt, or a mixture :math:`p = a\,\pi + (1-a)\,q` of the prior with what was learnt. Of q, the
-``clients`` may hold the share S. If they hold more, the others are scaled up, and they themselves are cut down
-to one level L above their weights w:
+clients may hold the share S. If they hold more, all others are scaled up, and the clients are cut down to one
+level L above their weights w:
 
 .. math:: q'_m = \begin{cases} \min(L\,w_m,\; s\,q_m) & \text{of the clients} \\ s\,q_m & \text{otherwise}
           \end{cases}, \qquad s = \frac{1-S}{\sum_{\text{others}} q_m}, \qquad p' = a\,\pi + (1-a)\,q'
 
 with the L for which the clients sum to S. That is the mixture with another share of the prior, times one
 scale, except for the clients: :math:`p' = \sigma\,(b\,\pi + (1-b)\,q)`, :math:`\sigma = a + (1-a)\,s`,
-:math:`b = a / \sigma`.
+:math:`b = a / \sigma`. Where the others hold next to nothing of q, s is ``LARGEST_SCALE``, and what is
+missing comes from the prior.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from sortition.core.types import FloatArray, IntArray
 from sortition.engine.drawing import Distribution
 from sortition.engine.pivotal import ProbabilityLine, line_of_vector
 
-LARGEST_SCALE = 64.0
-"""Beyond this scale hardly a draw is kept: draw from the vector of all probabilities instead."""
+VANISHING = 1e-290
+"""If the others hold no more than this, their proportions are lost."""
+LARGEST_SCALE = 1000.0
+"""Beyond this scale hardly a draw is kept, and rounding counts: draw from the vector of all probabilities."""
 
 
 def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, share: float) -> Distribution:
@@ -35,19 +38,27 @@ def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, 
     >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), share=0.6).everybody()
     array([0.3, 0.3, 0.2, 0.2])
     """
-    prior_share, learnt = distribution.prior_share, distribution.with_prior_share(0.0)
+    learnt = distribution.with_prior_share(0.0)
     q = learnt.look_up(clients)
     if float(q.sum()) <= share:
         return distribution
     left = learnt.mass_without(clients)
-    if left == 0.0:
-        return distribution  # nobody could have the rest
-    scale = (1.0 - share) / left
-    listed = (1.0 - prior_share) * levelled(scale * q, weights, share)
-    if prior_share:
-        listed += prior_share * distribution.with_prior_share(1.0).look_up(clients)
-    whole = prior_share + (1.0 - prior_share) * scale
-    return Capped(distribution.with_prior_share(prior_share / whole), whole, clients, listed)
+    scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
+    prior = distribution.with_prior_share(1.0)
+    if prior is distribution:  # it has no prior apart from what was learnt
+        if left <= VANISHING:
+            return distribution  # nobody could have the rest
+        listed = levelled(np.minimum(scale * q, 1.0), weights, share)
+        return Capped(distribution, scale, clients, listed)
+    own = prior.look_up(clients)
+    if scale > LARGEST_SCALE:
+        scale = LARGEST_SCALE
+        from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)
+    a = distribution.prior_share
+    listed = a * own + (1.0 - a) * levelled(scale * q + from_prior * own, weights, share)
+    of_prior, of_learnt = a + (1.0 - a) * from_prior, (1.0 - a) * scale
+    whole = of_prior + of_learnt
+    return Capped(distribution.with_prior_share(of_prior / whole), whole, clients, listed)
 
 
 def levelled(q: FloatArray, weights: FloatArray, share: float) -> FloatArray:
@@ -96,7 +107,7 @@ class Capped(Distribution):
             keep = self._generator.random(len(draws)) * self.scale * p < self._lowered(draws, p)
             kept.append(draws[keep][:missing])
             missing -= len(kept[-1])
-            batch = self._generator.random((len(uniforms), 2))
+            batch = self._generator.random((int(np.ceil(self.scale * missing)), 2))
         drawn = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
         return drawn, self.look_up(drawn)
 
@@ -106,6 +117,8 @@ class Capped(Distribution):
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end: those of ``inner``, scaled, except for the clients."""
+        if self.scale > LARGEST_SCALE:
+            return line_of_vector(self.everybody())
         return self._inner.line()._replace(
             scale=self.scale, listed=self._clients, listed_probabilities=self._probabilities
         )

@@ -69,7 +69,7 @@ class Distribution(Protocol):
         return 0.0
 
     def with_prior_share(self, share: float) -> Distribution:
-        """The same mixture with another share of the prior, as it is now; itself, if it is no such mixture."""
+        """The same mixture, as it is now, with another share of the prior; itself, if it is no such one."""
         return self
 
     def mass_without(self, clients: IntArray) -> float:

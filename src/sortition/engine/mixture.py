@@ -303,7 +303,9 @@ class ExpertMixture(Distribution):
         masses, own_masses = trees.masses[seen], own_tree.values[own]
         self._set_masses(seen, np.zeros(len(seen)), own, np.zeros(len(own)))
         log_weights, scales, bases = self.experts
-        in_block = self._unseen.in_block - np.count_nonzero(self.roster.present(unseen[unseen < self.roster.block]))
+        in_block = self._unseen.in_block - np.count_nonzero(
+            self.roster.present(unseen[unseen < self.roster.block])
+        )
         in_base = trees.totals[-1] - self.root[expert_trees.MASS] + in_block + self._unseen.own_mass
         left = np.exp(log_weights) @ (scales * self.root[expert_trees.SUM] + bases * in_base)
         self._set_masses(seen, masses, own, own_masses)

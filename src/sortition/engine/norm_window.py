@@ -28,8 +28,7 @@ UNCERTAINTY = 1.1
 CLIENT, BEFORE = 0, 1
 """Rows of ``entries``: the client, and how many replies there had been before its own."""
 LOG, RATE = 0, 1
-"""Rows of ``values``: the logarithm of the norm, ascending, and how likely a reply was to be this client's."""
-LEAST = np.nextafter(0.0, 1.0)
+"""Rows of ``values``: the logarithm of the norm, ascending, and how likely a reply was to be the client's."""
 SIZE, REPLIES = 0, 1
 """Places in ``counters``: the clients in the window, and all replies above zero so far."""
 OUTLIER, CLIP, EXPECTED = 0, 1, 2
@@ -72,7 +71,7 @@ def _store(
     norms: FloatArray,
     rates: FloatArray,
 ) -> None:
-    """Put in norms above zero, at most ``REMEMBERED``: in place of the clients' last ones, or of the oldest."""
+    """Put in norms above zero, ``REMEMBERED`` at most: in place of the clients' last, or of the oldest."""
     size, replies = counters[SIZE], counters[REPLIES] + clients.size
     before = entries[BEFORE, :size]
     keep = _not_among(entries[CLIENT, :size], np.sort(clients)) & (before >= replies - OUTDATED)
@@ -197,6 +196,7 @@ def remember(
         _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
         counters[REPLIES] += heard.size - min(heard.size, REMEMBERED)
         judge(entries, values, counters, factors, bounds)
-    if counters[SIZE] == 0:
-        return False
-    return max(values[LOG, counters[SIZE] - 1], math.log(max(norms.max(), LEAST))) > bounds[OUTLIER]
+    largest = math.log(norms.max()) if above_zero.any() else -np.inf
+    if counters[SIZE]:
+        largest = max(largest, values[LOG, counters[SIZE] - 1])
+    return bool(largest > bounds[OUTLIER])

@@ -28,7 +28,17 @@ from sortition.engine import norm_window
 from sortition.engine.capped import limited
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import Distribution
-from sortition.engine.norm_window import BEFORE, CLIENT, CLIP, EXPECTED, LOG, OUTLIER, RATE, REMEMBERED, REPLIES, SIZE
+from sortition.engine.norm_window import (
+    BEFORE,
+    CLIENT,
+    CLIP,
+    EXPECTED,
+    LOG,
+    OUTLIER,
+    RATE,
+    REMEMBERED,
+    SIZE,
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -129,6 +139,11 @@ class GuardState:
             return math.inf
         median = values[LOG, (size - 1) // 2] if size < MANY else math.inf
         return math.exp(min(bounds[CLIP], median + factors[2], LARGEST_LOG))
+
+    @property
+    def outlier_bound(self) -> float:
+        """Clients with larger norms are outliers; inf before there is a norm above zero."""
+        return math.exp(min(self._bounds[OUTLIER], LARGEST_LOG)) if self._counters[SIZE] else math.inf
 
     def clip(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms, clipped; clients above the bounds are remembered."""
@@ -239,7 +254,9 @@ class GuardState:
         logs, rates = (array(state, f"guard.{name}", np.float64, (size,)) for name in ("logs", "rates"))
         check("guard.before", before, (before >= 0) & (before < replies), f"from 0 to {replies - 1}")
         ascending = np.diff(logs, prepend=-math.inf) >= 0.0
-        check("guard.logs", logs, ascending & (np.abs(logs) <= -LOWEST_LOG), "ascending logarithms of doubles")
+        check(
+            "guard.logs", logs, ascending & (np.abs(logs) <= -LOWEST_LOG), "ascending logarithms of doubles"
+        )
         check("guard.rates", rates, (rates > 0.0) & np.isfinite(rates), "finite and above 0")
         entries, values = guard._window[:2]
         entries[:, :size], values[:, :size] = (clients, before), (logs, rates)
