@@ -208,7 +208,9 @@ WITH_STATES: dict[str, Callable[..., Any]] = {
     **SAMPLERS,
     "kvib": lambda **common: KVibSampler(num_rounds=40, **common),
     "empirical bayes": EmpiricalBayesSampler,
-    "guarded": lambda **common: EmpiricalBayesSampler(guard=Guard(outlier_factor=1.1, outlier_fence=0.1), **common),
+    "guarded": lambda **common: EmpiricalBayesSampler(
+        guard=Guard(outlier_factor=1.1, outlier_fence=0.1), **common
+    ),
     "portfolio": portfolio,
 }
 

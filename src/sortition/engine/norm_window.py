@@ -76,14 +76,8 @@ def _store(
     before = entries[BEFORE, :size]
     keep = _not_among(entries[CLIENT, :size], np.sort(clients)) & (before >= replies - OUTDATED)
     excess = keep.sum() + clients.size - entries.shape[1]
-    while excess > 0:
-        oldest = replies
-        for i in range(size):
-            oldest = min(oldest, before[i] if keep[i] else replies)
-        for i in range(size):
-            if keep[i] and before[i] == oldest and excess > 0:
-                keep[i] = False
-                excess -= 1
+    if excess > 0:
+        keep &= before > np.partition(before[keep], excess - 1)[excess - 1]
     _keep(entries, values, counters, keep)
     old, new = counters[SIZE] - 1, clients.size - 1
     order, logs = np.argsort(norms), np.log(norms)
@@ -95,7 +89,10 @@ def _store(
             _move(entries, values, old, place)
             old -= 1
         else:
-            entries[CLIENT, place], entries[BEFORE, place] = clients[order[new]], counters[REPLIES]
+            entries[CLIENT, place], entries[BEFORE, place] = (
+                clients[order[new]],
+                counters[REPLIES] + order[new],
+            )
             values[LOG, place], values[RATE, place] = log, rates[order[new]]
             new -= 1
     counters[SIZE] += clients.size
@@ -193,8 +190,8 @@ def remember(
     if above_zero.any():
         rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
         heard, told = clients[above_zero], norms[above_zero]
+        counters[REPLIES] += max(heard.size - REMEMBERED, 0)
         _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
-        counters[REPLIES] += heard.size - min(heard.size, REMEMBERED)
         judge(entries, values, counters, factors, bounds)
     largest = math.log(norms.max()) if above_zero.any() else -np.inf
     if counters[SIZE]:
