@@ -289,10 +289,8 @@ def test_newcomers_of_extreme_mass(name: str, mass: float) -> None:
         assert sampler.probabilities().sum() == pytest.approx(1.0, abs=1e-12)
 
 
-def played(sampler: BaseSampler, rounds: int, report: Any, seed: int = 0) -> float:
-    """What clients 0 to 4 hold, mean over the second half of the run; others have log-normal norms."""
-    rng = np.random.default_rng(seed)
-    norms = np.exp(0.5 * rng.standard_normal(sampler.num_clients))
+def played(sampler: BaseSampler, norms: FloatArray, rounds: int, report: Any) -> float:
+    """What clients 0 to 4, which lie, hold: mean over the second half of the run."""
     held = []
     for t in range(rounds):
         cohort = sampler.draw()
@@ -315,11 +313,20 @@ ATTACKS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("deviation", [0.5, 1.5])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_a_coalition_can_gain(attack: str) -> None:
-    """The formula of docs/hostile-clients.md: five of a hundred hold half of the default sampler's draws."""
+def test_what_a_coalition_can_gain(attack: str, deviation: float) -> None:
+    """The formula of docs/hostile-clients.md: S + (1 - S) c B / (c B + (1 - c) g), five of a hundred."""
     sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5, seed=1)
-    assert played(sampler, 150, ATTACKS[attack]) <= 0.5
+    norms = np.exp(deviation * np.random.default_rng(0).standard_normal(100))
+    held = played(sampler, norms, 150, ATTACKS[attack])
+    c, bound, mean = 0.05, guard_of(sampler).outlier_bound, float(norms[5:].mean())
+    outlying = 0.01 if attack == "mixed" else 0.0 if attack == "just below" else c
+    share = min(MOST, 25.0 * outlying)
+    if outlying:
+        share = max(share, guard_of(sampler)._bounds[norm_window.EXPECTED])
+    below = (c - outlying) * bound / ((c - outlying) * bound + (1.0 - c) * mean)
+    assert held <= share + (1.0 - share) * below
 
 
 def test_honest_heavy_clients_keep_half_of_the_draws() -> None:

@@ -33,6 +33,7 @@ from sortition.engine.norm_window import (
     CLIENT,
     CLIP,
     EXPECTED,
+    FEW,
     LOG,
     OUTLIER,
     RATE,
@@ -184,6 +185,8 @@ class GuardState:
         other names would set what is expected of newcomers.
         """
         outlier, clip = (math.exp(min(bound, LARGEST_LOG)) for bound in self._bounds[:EXPECTED])
+        if self._counters[SIZE] < FEW:
+            return norms
         caught = norms > clip
         for client, norm in zip(clients[caught].tolist(), norms[caught].tolist(), strict=True):
             hits, worst = self._hits.get(client, (0, 0.0))
