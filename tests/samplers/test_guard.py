@@ -63,7 +63,7 @@ def heard(norms: dict[int, float], guard: Guard | None = None) -> GuardState:
     """A guard that has heard these norms, each client in a cohort of its own."""
     state = GuardState(guard or Guard(), num_clients=10**6)
     for client, norm in norms.items():
-        state.clip(cohort_of([client]), np.array([norm]))
+        state.judge(cohort_of([client]), np.array([norm]))
     return state
 
 
@@ -143,7 +143,7 @@ def test_the_window_is_what_the_specification_says(seed: int, clients: int, leav
         size = int(rng.integers(1, min(clients, 600)))
         cohort = cohort_of(sorted(rng.permutation(clients)[:size].tolist()), rng.uniform(0.5, 50.0, size), t)
         norms = np.where(rng.random(size) < 0.1, 0.0, np.exp(rng.standard_normal(size)))
-        fast.clip(cohort, norms)
+        fast.judge(cohort, norms)
         plain.remember(cohort, norms)
         if leaving and t % 4 == 3:
             gone = np.sort(rng.permutation(clients)[:3])
@@ -162,7 +162,7 @@ def test_norms_of_silent_clients_are_outdated() -> None:
     """Thirty clients with norms of 1 count for more than ten with smaller ones, until they are outdated."""
     state = heard(dict.fromkeys(range(30), 1.0))
     for _ in range(OUTDATED // 10 + 3):
-        state.clip(cohort_of(list(range(100, 110))), np.full(10, 1e-3))
+        state.judge(cohort_of(list(range(100, 110))), np.full(10, 1e-3))
     assert state.norm_bound == pytest.approx(0.1)
     assert len(state.state()["guard.clients"]) == 10
 
@@ -210,7 +210,7 @@ def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
     """Median 2 and third quartile 3 of (1, 2, 3, 1e6): the factor 10 decides, or the fence if it is more."""
     for fence, bound in ((1.0, 30.0), (8.0, 3.0 * 1.5**8)):
         state = GuardState(Guard(clip_factor=10.0, fence=fence), 4)
-        clipped = state.clip(cohort_of([0, 1, 2, 3]), np.array([1.0, 2.0, 3.0, 1e6]))
+        clipped = state.judge(cohort_of([0, 1, 2, 3]), np.array([1.0, 2.0, 3.0, 1e6]))
         assert clipped == pytest.approx([1.0, 2.0, 3.0, bound])
         (suspect,) = state.suspects()
         assert (suspect.client, suspect.hits) == (3, 1)
@@ -235,9 +235,9 @@ def test_one_lie_does_not_spoil_the_calibration() -> None:
 def test_a_newcomers_first_lie_counts_for_the_bound_of_outliers() -> None:
     """Its second one for the clip; that of a client that was there from the start at once."""
     state = GuardState(Guard(), num_clients=20)
-    state.clip(cohort_of(list(range(20))), np.ones(20))
-    assert state.clip(cohort_of([25, 3]), np.array([1e6, 1e6])) == pytest.approx([5.0, 100.0])
-    assert state.clip(cohort_of([25]), np.array([1e6])) == pytest.approx([100.0])
+    state.judge(cohort_of(list(range(20))), np.ones(20))
+    assert state.judge(cohort_of([25, 3]), np.array([1e6, 1e6])) == pytest.approx([5.0, 100.0])
+    assert state.judge(cohort_of([25]), np.array([1e6])) == pytest.approx([100.0])
 
 
 # The share ----------------------------------------------------------------------------------------------
@@ -344,10 +344,10 @@ def test_an_outlier_is_forgiven() -> None:
     assert state._outliers.tolist() == [50]
     for reply in range(FORGIVEN):
         assert state._outliers.tolist() == [50], reply
-        state.clip(cohort_of([50]), np.array([1.0]))
+        state.judge(cohort_of([50]), np.array([1.0]))
     assert state._outliers.tolist() == []
     state = heard({**dict.fromkeys(range(30), 1.0), 50: 20.0})
-    state.clip(cohort_of(list(range(30))), np.full(30, 10.0))
+    state.judge(cohort_of(list(range(30))), np.full(30, 10.0))
     assert state._outliers.tolist() == []
 
 

@@ -22,7 +22,7 @@ FEW = 20
 THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
 NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
-UNCERTAINTY = 1.25
+UNCERTAINTY = 1.2
 """The deviation of the logarithms may be this multiple of what quantiles say."""
 
 CLIENT, BEFORE = 0, 1

@@ -248,9 +248,9 @@ class BaseSampler(ABC):
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)
         if len(heard.clients):
-            if self._guard is not None:
-                values = self._guard.clip(heard, values)
-            self._learn(heard, self._weights.log_feedback(heard.clients, values))
+            judged = [(heard, values)] if self._guard is None else self._guard.judge(heard, values)
+            for part, told in judged:
+                self._learn(part, self._weights.log_feedback(part.clients, told))
         del self._open[cohort.round_index]
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
