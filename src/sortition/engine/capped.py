@@ -38,6 +38,9 @@ def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, 
     >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), share=0.6).everybody()
     array([0.3, 0.3, 0.2, 0.2])
     """
+    a = distribution.prior_share
+    if float(distribution.look_up(clients).sum()) <= (1.0 - a) * share:
+        return distribution  # without asking what was learnt
     learnt = distribution.with_prior_share(0.0)
     q = learnt.look_up(clients)
     if float(q.sum()) <= share:
@@ -54,7 +57,6 @@ def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, 
     if scale > LARGEST_SCALE:
         scale = LARGEST_SCALE
         from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)
-    a = distribution.prior_share
     listed = a * own + (1.0 - a) * levelled(scale * q + from_prior * own, weights, share)
     of_prior, of_learnt = a + (1.0 - a) * from_prior, (1.0 - a) * scale
     whole = of_prior + of_learnt
