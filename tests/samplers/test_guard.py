@@ -81,7 +81,7 @@ def test_an_honest_run_is_the_same_to_the_bit(name: str) -> None:
     """Norms within the bounds: the guard has nothing to do, and does nothing."""
     runs = []
     for guard in (None, Guard()):
-        sampler = BUILD[name](num_clients=100, cohort_size=40, seed=3, guard=guard)
+        sampler = BUILD[name](num_clients=M, cohort_size=K, seed=3, guard=guard)
         cohorts = []
         for _ in range(20):
             cohorts.append(sampler.draw())
@@ -211,28 +211,48 @@ def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
     norms = np.array([1.0] * 10 + [3.0] * 9 + [1e6])
     for fence, bound in ((1.0, 30.0), (4.0, 3.0 * 3.0**4)):
         state = GuardState(Guard(clip_factor=10.0, fence=fence), 20)
-        ((_, clipped),) = state.judge(cohort_of(list(range(20))), norms)
+        anew, ((_, clipped),) = state.judge(cohort_of(list(range(20))), norms)
+        assert anew
         assert clipped == pytest.approx(np.minimum(norms, bound))
         (suspect,) = state.suspects()
         assert (suspect.client, suspect.hits) == (19, 1)
         assert suspect.largest_excess == pytest.approx(1e6 / bound)
 
 
-def test_the_first_replies_are_judged_together() -> None:
-    """Nothing is learnt until there are enough; then all of it, in the order of the cohorts, clipped."""
+@pytest.mark.parametrize("lie", [1.0, 1e6])
+def test_the_first_replies_are_judged_together(lie: float) -> None:
+    """They are learnt as they come; when there are enough, again, clipped, if lies were among them."""
     state = GuardState(Guard(), 100)
-    for t in range(FEW // 5 - 1):
-        assert (
-            state.judge(cohort_of(list(range(5 * t, 5 * t + 5)), round_index=t), np.ones(5) + 1e6 * (t == 0))
-            == []
-        )
-    state.forget(np.array([6]))
-    learnt = state.judge(cohort_of(list(range(50, 55)), round_index=9), np.ones(5))
-    assert learnt == []  # one of them has left
-    learnt = state.judge(cohort_of([99], round_index=10), np.ones(1))
-    assert [cohort.round_index for cohort, _ in learnt] == [0, 1, 2, 9, 10]
-    assert [len(told) for _, told in learnt] == [5, 4, 5, 5, 1]
-    assert len(state.judge(cohort_of([99], round_index=11), np.ones(1))) == 1
+    for t in range(FEW // 5):
+        norms = np.ones(5) + (lie - 1.0) * (t == 0) * (np.arange(5) == 0)
+        cohort = cohort_of(list(range(5 * t, 5 * t + 5)), round_index=t)
+        if t == FEW // 5 - 1:
+            state.forget(np.array([6]))
+            cohort = cohort_of(list(range(50, 56)), round_index=t)
+            norms = np.ones(6)
+        anew, learnt = state.judge(cohort, norms)
+        assert anew == (lie > 1.0 and t == FEW // 5 - 1)
+        if not anew:
+            assert learnt[0][1] is norms
+            assert len(learnt) == 1
+    assert [len(told) for _, told in learnt] == ([5, 4, 5, 6] if lie > 1.0 else [6])
+    assert max(told.max() for _, told in learnt) <= 100.0 * (1.0 + 1e-12)
+    assert state.judge(cohort_of([99], round_index=11), np.ones(1))[0] is False
+
+
+@pytest.mark.parametrize("name", BUILD_ALL)
+def test_first_lies_are_learnt_again_clipped(name: str) -> None:
+    """To the bit what a sampler knows that was told the clipped norms from the start."""
+    liar, twin = (BUILD_ALL[name](num_clients=40, cohort_size=5, guard=g, seed=3) for g in (Guard(), None))
+    told: list[Any] = []
+    while not guard_of(liar)._begun:
+        cohort = liar.draw()
+        told.append((cohort, np.ones(len(cohort))))
+        told[-1][1][cohort.clients == told[0][0].clients[0]] = 1e6
+        liar.observe(*told[-1])
+    for cohort, norms in told:
+        twin._learn(cohort, twin._weights.log_feedback(cohort.clients, np.minimum(norms, liar.norm_bound)))
+    assert np.array_equal(liar.distribution.everybody(), twin.distribution.everybody())
 
 
 @pytest.mark.parametrize(("honest", "liars"), [(3, 2), (17, 3), (30, 19)])
@@ -254,8 +274,8 @@ def test_a_newcomers_first_lie_counts_for_the_bound_of_outliers() -> None:
     """Its second one for the clip; that of a client that was there from the start at once."""
     state = GuardState(Guard(), num_clients=20)
     state.judge(cohort_of(list(range(20))), np.ones(20))
-    assert state.judge(cohort_of([25, 3]), np.array([1e6, 1e6]))[0][1] == pytest.approx([5.0, 100.0])
-    assert state.judge(cohort_of([25]), np.array([1e6]))[0][1] == pytest.approx([100.0])
+    assert state.judge(cohort_of([25, 3]), np.array([1e6, 1e6]))[1][0][1] == pytest.approx([5.0, 100.0])
+    assert state.judge(cohort_of([25]), np.array([1e6]))[1][0][1] == pytest.approx([100.0])
 
 
 # The share ----------------------------------------------------------------------------------------------
@@ -419,11 +439,11 @@ def lied_to(name: str, rounds: int = 20) -> Any:
 @pytest.mark.parametrize("rounds", [2, 20])
 @pytest.mark.parametrize("name", BUILD_ALL)
 def test_a_run_is_resumed_to_the_bit(name: str, rounds: int) -> None:
-    """With replies that wait, or with outliers, suspects and newcomers."""
+    """With the first replies, or with outliers, suspects and newcomers."""
     whole = lied_to(name, rounds)
     resumed = BUILD_ALL[name](num_clients=30, cohort_size=K, guard=Guard(), seed=99)
     whole.add_clients(2)
-    assert len(guard_of(whole)._outliers if rounds == 20 else guard_of(whole)._waiting)
+    assert len(guard_of(whole)._outliers if rounds == 20 else guard_of(whole)._first)
     resumed.load_state_dict(whole.state_dict())
     assert same_state(whole.state_dict(), resumed.state_dict())
     for mine, theirs in zip(train(whole, 5), train(resumed, 5), strict=True):
@@ -446,13 +466,13 @@ def test_a_run_is_resumed_to_the_bit(name: str, rounds: int) -> None:
         ("guard.calm", FORGIVEN),
         ("guard.hits", 0),
         ("guard.excesses", np.nan),
-        ("guard.waiting_sizes", 1),
-        ("guard.waiting_drawn", 0),
-        ("guard.waiting_told", -1.0),
+        ("guard.first_sizes", 1),
+        ("guard.first_drawn", 0),
+        ("guard.first_told", -1.0),
     ],
 )
 def test_damaged_states_are_refused(key: str, value: float) -> None:
-    sampler = lied_to("default", 2 if "waiting" in key else 20)
+    sampler = lied_to("default", 2 if "first" in key else 20)
     state = sampler.state_dict()
     before = sampler.state_dict()
     assert len(state[key]), "the entry is there"

@@ -248,7 +248,11 @@ class BaseSampler(ABC):
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)
         if len(heard.clients):
-            judged = [(heard, values)] if self._guard is None else self._guard.judge(heard, values)
+            anew, judged = False, [(heard, values)]
+            if self._guard is not None:
+                anew, judged = self._guard.judge(heard, values)
+            if anew:
+                self._begin()
             for part, told in judged:
                 self._learn(part, self._weights.log_feedback(part.clients, told))
         del self._open[cohort.round_index]

@@ -1,7 +1,7 @@
 r"""Two rules against clients that lie about their norms; ``docs/hostile-clients.md`` derives the bounds.
 
 *Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms. The first
-``FEW`` replies are learnt together, once they can be judged by each other.
+``FEW`` replies are judged together; if lies were among them, all are learnt again.
 
 *Share.* An outlier is a client with a recent norm above the lower bound B(``outlier_factor``,
 ``outlier_fence``). All outliers together hold at most ``largest_gain`` times their client weight of what was
@@ -127,7 +127,7 @@ class GuardState:
         self._peaks = np.zeros(0)  # the logarithm of the norm that made each of them one
         self._calm = np.zeros(0, dtype=np.int64)  # how often each has replied below the bound since
         self._hits: dict[int, tuple[int, float]] = {}
-        self._waiting: Replies = []  # the first, which are too few to judge by
+        self._first: Replies = []  # too few to judge by
         self._begun = False
 
     def _set_window(self, size: int, replies: int, entries: IntArray, values: FloatArray) -> None:
@@ -153,22 +153,24 @@ class GuardState:
         """Clients with larger norms are outliers; inf before there is a norm above zero."""
         return math.exp(min(self._bounds[OUTLIER], LARGEST_LOG)) if self._counters[SIZE] else math.inf
 
-    def judge(self, cohort: Cohort, norms: FloatArray) -> Replies:
-        """What to learn now: the norms, clipped; clients above the bounds are remembered.
+    def judge(self, cohort: Cohort, norms: FloatArray) -> tuple[bool, Replies]:
+        """What to learn now, clipped, and whether to forget all before; outliers and suspects are remembered.
 
-        The first replies wait until there are enough to judge them by. Then all of them are learnt at once.
+        The first replies are too few to judge by. They are learnt as they are, and kept. Once there are
+        enough, they are judged; if lies were among them, all are learnt again, clipped.
         """
         anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
         before = self._outliers
         if anybody or len(before):
             self._note_outliers(cohort.clients, norms)
         if self._begun:
-            return [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
-        self._waiting.append((cohort, norms))
-        if sum(len(told) for _, told in self._waiting) < FEW:
-            return []
-        first, self._waiting, self._begun = self._waiting, [], True
-        return [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
+            return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
+        self._first.append((cohort, norms.copy()))
+        if sum(len(told) for _, told in self._first) < FEW:
+            return False, [(cohort, norms)]
+        first, self._first, self._begun = self._first, [], True
+        judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
+        return (True, judged) if self._hits else (False, [(cohort, norms)])
 
     def _note_outliers(self, clients: IntArray, norms: FloatArray) -> None:
         """A client above the outliers' bound is an outlier until it was below often enough."""
@@ -239,23 +241,23 @@ class GuardState:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
         norm_window.forget(*self._window, clients)
         self._keep(~among(self._outliers, clients))
-        stay = [~among(cohort.clients, clients) for cohort, _ in self._waiting]
-        self._waiting = [
-            (c.only(which), told[which]) for (c, told), which in zip(self._waiting, stay, strict=True)
+        stay = [~among(cohort.clients, clients) for cohort, _ in self._first]
+        self._first = [
+            (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
         ]
 
     def state(self) -> dict[str, Any]:
         """All that the guard remembers."""
         entries, values, (size, replies), _, _ = self._window
-        cohorts = [cohort for cohort, _ in self._waiting]
+        cohorts = [cohort for cohort, _ in self._first]
         sizes = [(cohort.round_index, cohort.cohort_size, len(cohort)) for cohort in cohorts]
         drawn = [np.stack((cohort.clients, cohort.counts)) for cohort in cohorts]
-        told = [np.stack((c.probabilities, c.weights, norms)) for c, norms in self._waiting]
+        told = [np.stack((c.probabilities, c.weights, norms)) for c, norms in self._first]
         return {
             "guard.begun": int(self._begun),
-            "guard.waiting_sizes": np.array(sizes, dtype=np.int64).reshape(-1, 3),
-            "guard.waiting_drawn": np.concatenate([np.zeros((2, 0), dtype=np.int64), *drawn], axis=1),
-            "guard.waiting_told": np.concatenate([np.zeros((3, 0)), *told], axis=1),
+            "guard.first_sizes": np.array(sizes, dtype=np.int64).reshape(-1, 3),
+            "guard.first_drawn": np.concatenate([np.zeros((2, 0), dtype=np.int64), *drawn], axis=1),
+            "guard.first_told": np.concatenate([np.zeros((3, 0)), *told], axis=1),
             "guard.clients": entries[CLIENT, :size].copy(),
             "guard.before": entries[BEFORE, :size].copy(),
             "guard.logs": values[LOG, :size].copy(),
@@ -304,22 +306,22 @@ class GuardState:
         both = zip(hits.tolist(), worst.tolist(), strict=True)
         guard._hits = dict(zip(suspects.tolist(), both, strict=True))
         guard._begun = count(state, "guard.begun") > 0
-        guard._waiting = _waiting(state, ids)
+        guard._first = _first_replies(state, ids)
         return guard
 
 
-def _waiting(state: Mapping[str, Any], ids: int) -> Replies:
+def _first_replies(state: Mapping[str, Any], ids: int) -> Replies:
     """The first replies of ``state``."""
-    sizes = array(state, "guard.waiting_sizes", np.int64, (None, 3))
-    drawn = array(state, "guard.waiting_drawn", np.int64, (2, None))
-    told = array(state, "guard.waiting_told", np.float64, (3, drawn.shape[1]))
-    check("guard.waiting_sizes", sizes, sizes >= (0, 1, 0), "not negative")
+    sizes = array(state, "guard.first_sizes", np.int64, (None, 3))
+    drawn = array(state, "guard.first_drawn", np.int64, (2, None))
+    told = array(state, "guard.first_told", np.float64, (3, drawn.shape[1]))
+    check("guard.first_sizes", sizes, sizes >= (0, 1, 0), "not negative")
     if sizes[:, 2].sum() != drawn.shape[1]:
-        raise StateError("state has 'guard.waiting_sizes' that disagree with 'guard.waiting_drawn'")
-    check("guard.waiting_drawn", drawn, drawn >= ((0,), (1,)), "ids, and counts above 0")
-    check("guard.waiting_drawn", drawn[0], drawn[0] < ids, f"from 0 to {ids - 1}")
-    check("guard.waiting_told", told, (told >= 0.0) & np.isfinite(told), "finite and not negative")
-    check("guard.waiting_told", told[:2], told[:2] > 0.0, "above 0 (norms may be 0)")
+        raise StateError("state has 'guard.first_sizes' that disagree with 'guard.first_drawn'")
+    check("guard.first_drawn", drawn, drawn >= ((0,), (1,)), "ids, and counts above 0")
+    check("guard.first_drawn", drawn[0], drawn[0] < ids, f"from 0 to {ids - 1}")
+    check("guard.first_told", told, (told >= 0.0) & np.isfinite(told), "finite and not negative")
+    check("guard.first_told", told[:2], told[:2] > 0.0, "above 0 (norms may be 0)")
     parts = np.split(np.arange(drawn.shape[1]), np.cumsum(sizes[:, 2])[:-1]) if len(sizes) else []
     return [
         (Cohort(int(t), int(size), *drawn[:, part], *told[:2, part]), told[2, part])
