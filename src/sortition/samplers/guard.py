@@ -1,7 +1,7 @@
 r"""Two rules against clients that lie about their norms; ``docs/hostile-clients.md`` derives the bounds.
 
 *Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms. The first
-``FEW`` replies are judged together; if lies were among them, all are learnt again.
+``MANY`` replies are judged together; if lies were among them, all are learnt again.
 
 *Share.* An outlier is a client with a recent norm above the lower bound B(``outlier_factor``,
 ``outlier_fence``). All outliers together hold at most ``largest_gain`` times their client weight of what was
@@ -34,7 +34,6 @@ from sortition.engine.norm_window import (
     CLIENT,
     CLIP,
     EXPECTED,
-    FEW,
     LOG,
     OUTLIER,
     RATE,
@@ -94,7 +93,7 @@ LARGEST_LOG = math.log(np.finfo(float).max)
 MOST = 0.5
 """What all outliers together may hold at most, unless their client weight is more."""
 MANY = 50
-"""With fewer norms than this the bound for updates follows from their median."""
+"""So many first replies are judged together; with fewer norms, updates are bounded by the median."""
 FORGIVEN = 5
 """After this many ordinary replies in a row, an outlier is one no more."""
 
@@ -166,7 +165,7 @@ class GuardState:
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
         self._first.append((cohort, norms.copy()))
-        if sum(len(told) for _, told in self._first) < FEW:
+        if sum(len(told) for _, told in self._first) < MANY:
             return False, [(cohort, norms)]
         first, self._first, self._begun = self._first, [], True
         judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
