@@ -30,12 +30,13 @@ from sortition import (
 )
 from sortition.core.designs import inclusion_probabilities
 from sortition.engine import drawing, pivotal
-from sortition.engine.capped import Capped
+from sortition.engine.capped import Capped, limited
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import Distribution, draw_cohort
 from sortition.engine.fixed import Dense, Prior
 from sortition.engine.mixture import ExpertMixture
 from sortition.engine.pivotal import ProbabilityLine, draw_fixed_size, line_of_vector
+from sortition.engine.reweighted import ReweightedPrior
 from tests.helpers import SAMPLERS, UNGUARDED, Array, duels, positive
 
 EXACT = 1e-12
@@ -181,8 +182,14 @@ def changed(mixed: ExpertMixture) -> ExpertMixture:
     return mixed
 
 
-def under_ceilings(inner: Distribution, ceilings: dict[int, float], cap: float = 1.0) -> Capped:
-    return Capped(inner, np.array(list(ceilings), dtype=np.int64), np.array(list(ceilings.values())), cap)
+def with_share(inner: Distribution, clients: list[int], share: float) -> Distribution:
+    return limited(inner, np.array(clients), np.full(len(clients), 0.1), share)
+
+
+def reweighted() -> ReweightedPrior:
+    mixed = ReweightedPrior(Roster(7, None), share=0.3)
+    mixed.reweight(np.array([1, 3, 5]), np.log([30.0, 3.0, 0.5]))
+    return mixed
 
 
 LINES: dict[str, Callable[[], Distribution]] = {
@@ -196,27 +203,12 @@ LINES: dict[str, Callable[[], Distribution]] = {
     "after joins and leaves": lambda: changed(mixture()),
     "own masses after joins and leaves": lambda: changed(mixture([0.1, 0.2, 0.1, 0.3, 0.05, 0.05, 0.2])),
     "everybody seen": lambda: seen_by_all(mixture(clients=6)),
-    "a ceiling on a seen client": lambda: under_ceilings(mixture(), {5: 0.2}),
-    "a ceiling on a vector": lambda: under_ceilings(vector([0.1, 0.05, 0.6, 0.08, 0.07, 0.1]), {2: 0.25}),
-    "two ceilings, one binds": lambda: under_ceilings(mixture(), {0: 0.9, 5: 0.15}),
-    "ceilings on own masses": lambda: under_ceilings(
-        mixture([0.1, 0.2, 0.1, 0.3, 0.05, 0.05, 0.2]), {1: 0.1, 3: 0.15}
-    ),
-    "a cap": lambda: under_ceilings(vector([0.3, 0.05, 0.4, 0.08, 0.07, 0.1]), {}, cap=0.23),
-    "a ceiling and a cap": lambda: under_ceilings(
-        mixture([0.1, 0.2, 0.1, 0.3, 0.05, 0.05, 0.2]), {1: 0.1}, cap=0.2
-    ),
-    "a cap that a client exceeds by two experts": lambda: under_ceilings(by_two_experts(), {}, cap=0.28),
-    "a cap that binds in the block": lambda: under_ceilings(changed(mixture()), {5: 0.05}, cap=0.14),
+    "a share of a seen client": lambda: with_share(mixture(), [5], 0.2),
+    "a share of a vector": lambda: with_share(vector([0.1, 0.05, 0.6, 0.08, 0.07, 0.1]), [2], 0.25),
+    "a share of two, one is cut": lambda: with_share(mixture(), [0, 5], 0.3),
+    "a share of own masses": lambda: with_share(mixture([0.1, 0.2, 0.1, 0.3, 0.05, 0.05, 0.2]), [1, 3], 0.25),
+    "a share of what was learnt": lambda: with_share(reweighted(), [1, 3], 0.3),
 }
-
-
-def by_two_experts() -> ExpertMixture:
-    """Client 2 has 0.25 by the base of one expert and 0.2125, raised, by the other: 0.23125 together."""
-    mixed = ExpertMixture(Roster(4, None), experts=2)
-    mixed.set_ratios(mixed.see(np.array([0, 2])), np.array([[0.0, 2.35], [0.0, 0.85]]))
-    mixed.experts.bases[1] = 0.4
-    return mixed
 
 
 def seen_by_all(mixed: ExpertMixture) -> ExpertMixture:
@@ -356,9 +348,8 @@ NORMS: dict[str, Callable[[np.random.Generator, int], Array]] = {
 }
 GUARDS = {
     "none": None,
-    "rise": Guard(trial_replies=0, largest_rise=2.0, outliers_share=0.2),
-    "cap": Guard(trial_replies=0, largest_probability=0.3, largest_rise=2.0),
-    "low cap": Guard(trial_replies=0, largest_probability=0.1),
+    "default": Guard(),
+    "strict": Guard(clip_factor=1e9, outlier_factor=1.5, outlier_fence=0.1, largest_gain=1.2),
 }
 steps = st.one_of(
     st.sampled_from([("observe", kind) for kind in NORMS]),

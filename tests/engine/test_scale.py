@@ -96,7 +96,7 @@ def test_a_fixed_size_of_a_billion(name: str, size: int, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(designs, "draw_fixed_size", of_few)
     rng = np.random.default_rng(5)
-    for guard in (None, Guard(), Guard(largest_probability=0.1, trial_replies=0)):
+    for guard in (None, Guard(), Guard(largest_gain=2.0, clip_factor=1e9)):
         sampler = BUILD[name](num_clients=BILLION, cohort_size=size, design="fixed_size", seed=2, guard=guard)
         sampler.draw()  # compiled before memory is counted
         tracemalloc.start()

@@ -96,7 +96,7 @@ def test_defences_are_part_of_the_record(path: Path) -> None:
             num_clients=20,
             cohort_size=5,
             learning_rate=0.1,
-            guard=Guard(largest_probability=0.2),
+            guard=Guard(largest_gain=2.0),
             privacy=NormPrivacy(norm_bound=5.0, noise_multiplier=0.5),
         )
 

@@ -29,7 +29,7 @@ from tests.helpers import norms_for, same_cohort, same_state, train
 
 M, K = 7, 3
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.1, 0.05])
-GUARD = Guard(clip_factor=3.0, largest_rise=1.5, trial_replies=6)
+GUARD = Guard(clip_factor=3.0, outlier_factor=1.5)
 PRIVACY = NormPrivacy(norm_bound=20.0, noise_multiplier=0.1, fresh_noise=False)
 
 
@@ -118,7 +118,7 @@ def test_the_guard_clips_what_it_learns_from() -> None:
             cohort = sampler.draw()
             sampler.observe(cohort, np.where(cohort.clients == 2, 1e9, 1.0))
         contributions.append(sampler.per_client["mean"][2])
-    assert contributions[0] == pytest.approx(3.0 / M)  # also of its replies on trial, which are learnt again
+    assert contributions[0] == pytest.approx(3.0 / M)
     assert contributions[1] == pytest.approx(1e9 / M)
 
 
@@ -370,8 +370,8 @@ def test_a_mass_that_vanishes_next_to_the_largest_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [OptimalSampler, OptimalClientSampler])
 def test_an_oracle_with_a_guard_keeps_what_was_revealed(kind: type[OptimalSampler]) -> None:
-    """The guard judges the first replies after the next norms were revealed."""
-    sampler = kind(num_clients=8, cohort_size=4, guard=Guard(trial_replies=10))
+    """The guard judges norms that were observed, not those that were revealed."""
+    sampler = kind(num_clients=8, cohort_size=4, guard=Guard())
     norms = np.arange(1.0, 9.0)
     late = []
     for _ in range(8):

@@ -158,7 +158,7 @@ def test_a_fixed_size_through_everything_at_once(name: str, privacy: NormPrivacy
     """Guard, privacy, joins, leaves, silence and late feedback; stopped and resumed, to the bit."""
 
     def new() -> Any:
-        guard = Guard(trial_replies=0, largest_probability=0.4, largest_rise=2.0)
+        guard = Guard(outlier_factor=1.5, outlier_fence=0.1, largest_gain=2.0)
         return build(
             name, num_clients=12, cohort_size=4, design="fixed_size", guard=guard, privacy=privacy, seed=3
         )

@@ -231,11 +231,13 @@ def learn(
     sweep: float,
     ratios: FloatArray,
     experts: Fields,
+    limited: FloatArray,
 ) -> tuple[FloatArray, bool]:
     """``Beliefs.learn``: the clients' new logarithms, and whether those never drawn have moved.
 
     ``masses`` are those of the prior, ``center`` is what their logarithms are relative to in c, and ``sweep``
-    is K / M. If all feedback was zero there may be no level yet, and no logarithms.
+    is K / M. ``limited`` are the probabilities that the guard leaves, if it changes any. If all feedback was
+    zero there may be no level yet, and no logarithms.
     """
     people = people_array[0]
     log_masses = np.log(masses)
@@ -253,7 +255,9 @@ def learn(
         prior, theta = masses / total_mass, np.exp(log_weights)
         p, q = np.empty(x.size), np.empty(x.size)
         for i in range(x.size):
-            p[i] = prior[i] * mixed_ratio(ratios, theta, scales, bases, slots[i])
+            p[i] = (
+                limited[i] if limited.size else prior[i] * mixed_ratio(ratios, theta, scales, bases, slots[i])
+            )
             y = ratios[slots[i], 1]
             q[i] = prior[i] * (scales[1] * y if y > 0.0 else bases[1])
         _weigh_prior(people, weights, log_feedback, p, q, prior, sweep)

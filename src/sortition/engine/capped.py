@@ -1,11 +1,16 @@
-r"""A distribution with ceilings: no client is above its own, and the others keep their proportions.
+r"""A distribution of which some clients together hold a share at most; the others keep their proportions.
 
-With :math:`c_m` the ceiling of client m (infinite for most), the distribution drawn from is
+Let p be learnt, or a mixture :math:`p = a\,\pi + (1-a)\,q` of the prior with what was learnt. Of q, the
+clients may hold the share S. If they hold more, all others are scaled up, and the clients are cut down to one
+level L above their weights w:
 
-.. math:: p'_m = \min(c_m,\; s\,p_m), \qquad \textstyle\sum_m p'_m = 1
+.. math:: q'_m = \begin{cases} \min(L\,w_m,\; s\,q_m) & \text{of the clients} \\ s\,q_m & \text{otherwise}
+          \end{cases}, \qquad s = \frac{1-S}{\sum_{\text{others}} q_m}, \qquad p' = a\,\pi + (1-a)\,q'
 
-for the one scale :math:`s \ge 1` that makes it sum to one. A draw from p is kept with probability
-:math:`p'_m / (s\,p_m)`, which happens once in s draws.
+with the L for which the clients sum to S. That is the mixture with another share of the prior, times one
+scale, except for the clients: :math:`p' = \sigma\,(b\,\pi + (1-b)\,q)`, :math:`\sigma = a + (1-a)\,s`,
+:math:`b = a / \sigma`. Where the others hold next to nothing of q, s is ``LARGEST_SCALE``, and what is
+missing comes from the prior.
 """
 
 from __future__ import annotations
@@ -16,32 +21,72 @@ from sortition.core.types import FloatArray, IntArray
 from sortition.engine.drawing import Distribution
 from sortition.engine.pivotal import ProbabilityLine, line_of_vector
 
-LARGEST_SCALE = 64.0
-"""Beyond this scale hardly a draw is kept: draw from the vector of all probabilities instead."""
-LEAST_LEFT = 1e-12
-"""If those below their ceilings hold less of p than this, it is summed up anew, without cancellation."""
-
-MARGIN = 16.0
-"""``heavy`` does not find unseen clients of the roster's block. All clients are looked at if one of them has
-more than the cap over this factor, by which a client unseen by one expert may exceed one unseen by all."""
+VANISHING = 1e-290
+"""If the others hold no more than this, their proportions are lost."""
+LARGEST_SCALE = 1000.0
+"""Beyond this scale hardly a draw is kept, and rounding counts: draw from the vector of all probabilities."""
 
 
-class Capped(Distribution):
-    """``inner`` under the ceilings of ``clients`` (ascending ids) and a ``cap`` for everybody.
+def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, share: float) -> Distribution:
+    """``distribution`` with at most ``share`` of what was learnt for ``clients`` (ascending); see above.
+
+    ``weights`` are those of the clients. It is the distribution itself if they hold no more.
 
     >>> from sortition.engine.fixed import Prior
     >>> from sortition.engine.clients import Roster
-    >>> inner = Prior(Roster(3, np.array([0.6, 0.2, 0.2])))
-    >>> capped = Capped(inner, np.array([0]), np.array([0.3]), cap=1.0)
-    >>> capped.everybody()
-    array([0.3 , 0.35, 0.35])
+    >>> inner = Prior(Roster(4, np.array([0.5, 0.3, 0.1, 0.1])))
+    >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), share=0.6).everybody()
+    array([0.3, 0.3, 0.2, 0.2])
     """
+    a = distribution.prior_share
+    if float(distribution.look_up(clients).sum()) <= (1.0 - a) * share:
+        return distribution  # without asking what was learnt
+    learnt = distribution.with_prior_share(0.0)
+    q = learnt.look_up(clients)
+    if float(q.sum()) <= share:
+        return distribution
+    left = learnt.mass_without(clients)
+    scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
+    prior = distribution.with_prior_share(1.0)
+    if prior is distribution:  # it has no prior apart from what was learnt
+        if left <= VANISHING:
+            return distribution  # nobody could have the rest
+        listed = levelled(np.minimum(scale * q, 1.0), weights, share)
+        return Capped(distribution, scale, clients, listed)
+    own = prior.look_up(clients)
+    if scale > LARGEST_SCALE:
+        scale = LARGEST_SCALE
+        from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)
+    listed = a * own + (1.0 - a) * levelled(scale * q + from_prior * own, weights, share)
+    of_prior, of_learnt = a + (1.0 - a) * from_prior, (1.0 - a) * scale
+    whole = of_prior + of_learnt
+    return Capped(distribution.with_prior_share(of_prior / whole), whole, clients, listed)
 
-    def __init__(self, inner: Distribution, clients: IntArray, ceilings: FloatArray, cap: float) -> None:
-        self._inner = inner
-        self._clients, self._ceilings, self._cap = clients, np.minimum(ceilings, cap), cap
+
+def levelled(q: FloatArray, weights: FloatArray, share: float) -> FloatArray:
+    """``q`` with the highest ratios to ``weights`` cut down to one level, so that ``share`` is the sum.
+
+    ``share`` must be at most the sum of ``q``, and the weights above 0.
+
+    >>> levelled(np.array([0.4, 0.4, 0.1]), np.array([0.2, 0.4, 0.2]), share=0.6)
+    array([0.16666667, 0.33333333, 0.1       ])
+    """
+    ratios = q / weights
+    order = np.argsort(ratios)
+    below = np.concatenate(([0.0], np.cumsum(q[order])[:-1]))  # what those with lower ratios keep
+    cut = np.cumsum(weights[order][::-1])[::-1]
+    levels = (share - below) / cut
+    return np.asarray(np.minimum(q, levels[np.argmax(levels <= ratios[order])] * weights))
+
+
+class Capped(Distribution):
+    """``scale`` times ``inner``, except for ``clients`` (ascending), which have less: ``probabilities``."""
+
+    def __init__(
+        self, inner: Distribution, scale: float, clients: IntArray, probabilities: FloatArray
+    ) -> None:
+        self._inner, self.scale, self._clients, self._probabilities = inner, scale, clients, probabilities
         self._generator: np.random.Generator | None = None
-        self.scale = self._solve(inner.look_up(clients))
 
     def with_generator(self, generator: np.random.Generator) -> Capped:
         """This distribution, ready to draw: rejected draws are repeated with ``generator``."""
@@ -50,8 +95,6 @@ class Capped(Distribution):
 
     def draw(self, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
         """Independent draws and their probabilities."""
-        if self.scale == 1.0:
-            return self._inner.draw(uniforms)
         if self.scale > LARGEST_SCALE:
             p = self.everybody()
             points = np.cumsum(p)
@@ -66,7 +109,7 @@ class Capped(Distribution):
             keep = self._generator.random(len(draws)) * self.scale * p < self._lowered(draws, p)
             kept.append(draws[keep][:missing])
             missing -= len(kept[-1])
-            batch = self._generator.random((len(uniforms), 2))
+            batch = self._generator.random((int(np.ceil(self.scale * missing)), 2))
         drawn = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
         return drawn, self.look_up(drawn)
 
@@ -75,27 +118,18 @@ class Capped(Distribution):
         return self._lowered(clients, self._inner.look_up(clients))
 
     def line(self) -> ProbabilityLine:
-        """All probabilities, laid end to end: those of ``inner``, scaled, except where a ceiling binds."""
-        in_block = self._cap < 1.0 and MARGIN * self.block_probability() > self._cap
-        if (
-            in_block or self.scale > LARGEST_SCALE
-        ):  # the cap may bind for clients that ``heavy`` does not find
+        """All probabilities, laid end to end: those of ``inner``, scaled, except for the clients."""
+        if self.scale > LARGEST_SCALE:
             return line_of_vector(self.everybody())
-        inner = self._inner.line()
-        clients = self._clients
-        if self._cap < 1.0:
-            clients = np.union1d(clients, self._inner.heavy(self._cap / self.scale))
-        p = self._inner.look_up(clients)
-        lowered = self._lowered(clients, p)
-        binding = lowered < self.scale * p
-        return inner._replace(
-            scale=self.scale, listed=clients[binding], listed_probabilities=lowered[binding]
+        return self._inner.line()._replace(
+            scale=self.scale, listed=self._clients, listed_probabilities=self._probabilities
         )
 
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""
-        p = self._inner.everybody()
-        return self._lowered(np.arange(len(p)), p)
+        p = self.scale * self._inner.everybody()
+        p[self._clients] = self._probabilities
+        return p
 
     def heavy(self, threshold: float) -> IntArray:
         """A superset of the clients with at least ``threshold``, except the unseen of the roster's block."""
@@ -106,59 +140,13 @@ class Capped(Distribution):
         return self.scale * self._inner.block_probability()
 
     def add(self, masses: FloatArray) -> IntArray:
-        """Add newcomers."""
-        return self._inner.add(masses)
+        """Not here: clients join the distribution inside."""
+        raise NotImplementedError
 
     def remove(self, clients: IntArray) -> None:
-        """Remove ``clients``."""
-        self._inner.remove(clients)
+        """Not here: clients leave the distribution inside."""
+        raise NotImplementedError
 
     def _lowered(self, clients: IntArray, p: FloatArray) -> FloatArray:
-        lowered = np.minimum(self.scale * p, self._cap)
-        if len(self._clients):
-            place = np.minimum(np.searchsorted(self._clients, clients), len(self._clients) - 1)
-            ceilings = np.where(self._clients[place] == clients, self._ceilings[place], np.inf)
-            lowered = np.minimum(lowered, ceilings)
-        return np.asarray(lowered)
-
-    def _solve(self, own: FloatArray) -> float:
-        """The scale: raise it while that pushes more clients to their ceilings."""
-        scale = 1.0
-        while True:
-            clients, p, ceilings = self._clients, own, self._ceilings
-            if self._cap < 1.0:
-                if MARGIN * self._inner.block_probability() * scale > self._cap:
-                    return self._solve_for_all()
-                heavy = np.setdiff1d(self._inner.heavy(self._cap / scale), clients)
-                p = np.concatenate((p, self._inner.look_up(heavy)))
-                ceilings = np.concatenate((ceilings, np.full(len(heavy), self._cap)))
-            binding = scale * p > ceilings
-            left = 1.0 - float(p[binding].sum())
-            if left < LEAST_LEFT:
-                return self._solve_for_all()
-            better = (1.0 - float(ceilings[binding].sum())) / left
-            if better <= scale * (1.0 + 1e-12):
-                return scale
-            scale = better
-
-    def _solve_for_all(self) -> float:
-        """The scale from the vector of all probabilities: for the rare case that needs everybody.
-
-        If the ceilings of all clients that can be drawn add up to less than one, all are raised alike.
-        """
-        p = self._inner.everybody()
-        ceilings = np.full(len(p), self._cap if self._cap < 1.0 else np.inf)
-        ceilings[self._clients] = self._ceilings
-        possible = p > 0.0
-        room = float(ceilings[possible].sum())
-        if room <= 1.0 + 1e-12:
-            self._ceilings = self._ceilings / room
-            self._cap = min(1.0, self._cap / room)
-            return float(np.max(ceilings[possible] / p[possible]) / room * (1.0 + 1e-9))
-        scale = 1.0
-        while True:
-            binding = scale * p > ceilings
-            better = (1.0 - float(ceilings[binding].sum())) / float(p[~binding].sum())
-            if better <= scale * (1.0 + 1e-12):
-                return scale
-            scale = better
+        place = np.minimum(np.searchsorted(self._clients, clients), len(self._clients) - 1)
+        return np.where(self._clients[place] == clients, self._probabilities[place], self.scale * p)

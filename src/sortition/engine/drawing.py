@@ -24,8 +24,10 @@ DENSE_CLIENTS = 64
 """With at most this many clients per member of the cohort, independent draws toss a coin for everybody."""
 MOST_DRAWS = 10**6
 """A cohort that takes more draws than this, and than there are clients, is drawn from the whole vector."""
-LEAST_LEFT = 1e-6
-"""If the others hold less mass than this, it is summed up client by client."""
+LEAST_UNCERTAIN = 1e-6
+"""If the certain clients leave less mass than this to the others, coins are tossed for everybody."""
+LEAST_LEFT = 0.01
+"""If the others hold less mass than this, it is no difference from one: that would cancel."""
 
 
 class Distribution(Protocol):
@@ -64,6 +66,26 @@ class Distribution(Protocol):
 
     def remove(self, clients: IntArray) -> None:
         """Remove ``clients``; the others keep their proportions."""
+
+    @property
+    def prior_share(self) -> float:
+        """The share a of the prior, if this is a mixture of the prior with what was learnt; otherwise 0."""
+        return 0.0
+
+    def with_prior_share(self, share: float) -> Distribution:
+        """The same mixture, as it is now, with another share of the prior; itself, if it is no such one."""
+        return self
+
+    def mass_without(self, clients: IntArray) -> float:
+        """The probability of everybody except ``clients``, free of cancellation."""
+        left = 1.0 - float(self.look_up(clients).sum())
+        return left if left >= LEAST_LEFT else self.sum_without(clients)
+
+    def sum_without(self, clients: IntArray) -> float:
+        """The same as a sum over the others, from their vector, unless a subclass is quicker."""
+        others = self.everybody()
+        others[clients] = 0.0
+        return float(others.sum())
 
 
 @njit(cache=True)
@@ -137,18 +159,8 @@ def _draw_without_replacement(
         clients = np.concatenate((clients, rest))
         probabilities = np.concatenate((probabilities, left[rest]))
     clients, probabilities = clients[:cohort_size], probabilities[:cohort_size]
-    never_drawn = mass_without(distribution, clients)
+    never_drawn = distribution.mass_without(clients)
     return weigh_without_replacement(clients, probabilities, cohort_size, never_drawn)
-
-
-def mass_without(distribution: Distribution, clients: IntArray) -> float:
-    """The probability of everybody except ``clients``, free of cancellation."""
-    left = 1.0 - float(distribution.look_up(clients).sum())
-    if left < LEAST_LEFT:
-        others = distribution.everybody().copy()
-        others[clients] = 0.0
-        left = float(others.sum())
-    return left
 
 
 def _draw_independent(
@@ -199,7 +211,7 @@ def _split(
         p = distribution.look_up(heavy)
         certain = p * scale >= 1.0
         left = 1.0 - p[certain].sum()
-        if left < LEAST_LEFT or distribution.block_probability() * scale > 0.5:
+        if left < LEAST_UNCERTAIN or distribution.block_probability() * scale > 0.5:
             return None
         better = (cohort_size - np.count_nonzero(certain)) / left
         if better > max(MOST_DRAWS, num_clients):

@@ -304,6 +304,29 @@ class ExpertMixture(Distribution):
             return 0.0
         return float(self.weights @ self.experts.bases) / self.roster.total
 
+    def sum_without(self, clients: IntArray) -> float:
+        """The mixed probability of everybody else: the trees are summed up without ``clients``."""
+        slots, trees, own_tree = self._table.slots_of(clients), self.trees, self._unseen_own
+        seen, unseen = slots[slots >= 0], clients[slots < 0]
+        own = unseen[unseen >= self.roster.block] - self.roster.block
+        masses, own_masses = trees.masses[seen], own_tree.values[own]
+        self._set_masses(seen, np.zeros(len(seen)), own, np.zeros(len(own)))
+        log_weights, scales, bases = self.experts
+        in_block = self._unseen.in_block - np.count_nonzero(
+            self.roster.present(unseen[unseen < self.roster.block])
+        )
+        in_base = trees.totals[-1] - self.root[expert_trees.MASS] + in_block + self._unseen.own_mass
+        left = np.exp(log_weights) @ (scales * self.root[expert_trees.SUM] + bases * in_base)
+        self._set_masses(seen, masses, own, own_masses)
+        return float(left) / self.roster.total
+
+    def _set_masses(self, slots: IntArray, masses: FloatArray, own: IntArray, own_masses: FloatArray) -> None:
+        """Change the masses of clients seen, and of unseen clients with own masses."""
+        self.trees.masses[slots] = masses
+        expert_trees.refresh(self._tree_fields, slots)
+        if len(own):
+            self._unseen_own.set(own, own_masses)
+
     # Joining and leaving -----------------------------------------------------------------------------
 
     def add(self, masses: FloatArray) -> IntArray:

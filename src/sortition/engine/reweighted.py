@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -165,6 +166,19 @@ class ReweightedPrior(LogRatioMixture):
         self.share = share
         self._unseen_log = 0.0
         self._apply_share()
+
+    @property
+    def prior_share(self) -> float:
+        """The share of the prior in the mixture as it is now."""
+        return math.exp(self.experts.log_weights[0])
+
+    def with_prior_share(self, share: float) -> ReweightedPrior:
+        """This mixture, as it is now, with another share of the prior."""
+        other = copy.copy(self)
+        with np.errstate(divide="ignore"):
+            log_weights = np.log([share, 1.0 - share])
+        other._set_experts(log_weights, self.experts.scales, self.experts.bases)
+        return other
 
     def logs(self, clients: IntArray) -> FloatArray:
         """The logarithms of x."""

@@ -356,8 +356,8 @@ def _differences(name: str, begun: Any, built: Any) -> list[str]:
 def fields_of(setting: Any) -> dict[str, str]:
     """The fields of a guard or a privacy setting, as text.
 
-    >>> fields_of("Guard(fence=4.0, trial_replies=0)")
-    {'fence': '4.0', 'trial_replies': '0'}
+    >>> fields_of("Guard(fence=4.0, clip_factor=9.0)")
+    {'fence': '4.0', 'clip_factor': '9.0'}
     """
     return dict(_FIELD.findall(str(setting)))
 

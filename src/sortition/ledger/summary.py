@@ -47,8 +47,6 @@ class Suspicion:
     unknown: str | None = None
     norm_bound: str | None = None
     """The bound at which privacy clips the norms before the guard sees them."""
-    on_trial: bool = False
-    """Whether the guard has too few replies yet to judge by."""
 
     def in_words(self) -> str:
         """One line."""
@@ -60,8 +58,6 @@ class Suspicion:
                 f"; privacy clips norms at {self.norm_bound} before the guard sees them, "
                 "so it cannot find liars"
             )
-        if self.on_trial:
-            return f"none yet: the guard has too few replies to judge by{blind}"
         if not self.suspects:
             return "none: no report was above the guard's clip" if not blind else f"not known{blind}"
         reports = sum(suspect.hits for suspect in self.suspects)
@@ -193,7 +189,7 @@ def suspicion_of(record: RunRecord) -> Suspicion:
     except LedgerError as error:
         return Suspicion(unknown=f"not known: {error}")
     clip = re.search(r"norm_bound=([^,)]+)", str(record.config.get("privacy")))
-    return Suspicion(tuple(sampler.suspects()), norm_bound=clip and clip[1], on_trial=sampler.on_trial)
+    return Suspicion(tuple(sampler.suspects()), norm_bound=clip and clip[1])
 
 
 # Figures and tables in words --------------------------------------------------------------------------

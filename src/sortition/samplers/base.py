@@ -33,8 +33,7 @@ from sortition.core.validation import (
 from sortition.core.variance import log_feedback as log_feedback_of
 from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster, all_replied
-from sortition.engine.drawing import Distribution, draw_cohort, draw_dense, mass_without
-from sortition.engine.mixture import VANISHING
+from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
 from sortition.samplers.guard import Guard, GuardState, Suspect
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
@@ -78,7 +77,7 @@ class BaseSampler(ABC):
     """The keywords that the sampler was built with: ``type(sampler)(**sampler.settings)`` builds it again."""
 
     _distribution: Distribution
-    """What was learnt; cohorts are drawn from it, under the ceilings of the guard."""
+    """What was learnt; cohorts are drawn from it, limited by the guard."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -115,7 +114,7 @@ class BaseSampler(ABC):
         self._weights = Roster(self._initial_clients, self._given_weights)  # lambda
         self._roster = Roster(self._initial_clients, None)  # the prior; a subclass may have another
         self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=LARGEST_SEED))
-        self._guard = None if guard is None else GuardState(guard)
+        self._guard = None if guard is None else GuardState(guard, self._initial_clients)
         self._noise = None if privacy is None else Noise(privacy, self._generator.seed)
         self._round_index = 0
         self._open: dict[int, int] = {}  # round -> ticket, of the cohorts that await feedback
@@ -190,7 +189,7 @@ class BaseSampler(ABC):
 
     @property
     def distribution(self) -> Distribution:
-        """What was learnt, without the ceilings of the guard."""
+        """What was learnt, without the limits of the guard."""
         return self._distribution
 
     def client_weights(self, clients: ArrayLike | None = None) -> FloatArray:
@@ -256,10 +255,13 @@ class BaseSampler(ABC):
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)
         if len(heard.clients):
-            if self._guard is None:
-                self._learn(heard, self._weights.log_feedback(heard.clients, values))
-            else:
-                self._learn_guarded(self._guard, heard, values)
+            anew, judged = False, [(heard, values)]
+            if self._guard is not None:
+                anew, judged = self._guard.judge(heard, values)
+            if anew:
+                self._begin()
+            for part, told in judged:
+                self._learn(part, self._weights.log_feedback(part.clients, told))
         del self._open[cohort.round_index]
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -267,29 +269,11 @@ class BaseSampler(ABC):
         self._begun = True
         self._learn(cohort, log_feedback)
 
-    def _learn_guarded(self, guard: GuardState, heard: Cohort, norms: FloatArray) -> None:
-        """Learn from the norms as clipped by the guard, and limit by how much a client may rise."""
-        before, reporters = self._effective_distribution(), heard.clients
-        norms = guard.clip(heard, norms)
-        again = guard.judge_first_replies()
-        if again:  # the first replies held lies: learn them again, clipped, from the start
-            again = [self._of_those_here(cohort, values) for cohort, values in again]
-            reporters = np.unique(np.concatenate([reporters, *(cohort.clients for cohort, _ in again)]))
-        p_before = before.look_up(reporters)
-        if again:
-            self._begin()
-        for cohort, values in (*again, (heard, norms)):
-            if len(cohort.clients):
-                self._learn(cohort, self._weights.log_feedback(cohort.clients, values))
-        guard.limit_rise(
-            reporters, p_before, self._distribution, self.num_clients, self._weights, self._round_index
-        )
-
     def _effective_distribution(self) -> Distribution:
-        """The distribution that cohorts are drawn from: what was learnt, under the ceilings of the guard."""
+        """The distribution that cohorts are drawn from: what was learnt, limited by the guard."""
         if self._guard is None:
             return self._distribution
-        return self._guard.apply_ceilings(self._distribution, self.num_clients, self._weights)
+        return self._guard.limited(self._distribution, self._weights)
 
     def _of_those_here(self, cohort: Cohort, norms: FloatArray) -> tuple[Cohort, FloatArray]:
         """Without the clients that have left."""
@@ -368,13 +352,9 @@ class BaseSampler(ABC):
                     f"client_weights must have one entry for each of the {len(masses)} newcomers, "
                     f"got {len(weights)}"
                 )
-        before, effective = self._weights.total, self._effective_distribution()
+        before = self._weights.total
         self._weights.add(self._weights.unit * weights)
         ids = self._admit(masses, given)
-        if self._guard is not None:
-            scale = effective.scale if isinstance(effective, Capped) else 1.0
-            added = scale * (1.0 / mass_without(self._distribution, ids) - 1.0)  # to what was one before
-            self._guard.rescale(1.0 / (1.0 + added))
         self._membership_changed(before / self._weights.total)
         return ids
 
@@ -385,7 +365,7 @@ class BaseSampler(ABC):
         removed clients is drawn. So nobody's probability falls, and no weight rises. MABS, VRB, K-Vib, Avare
         and empirical Bayes are formulas over all clients, with a least share for each; with the next
         feedback, the formula applies again to the clients that are left.
-        The guard's ``largest_probability`` and ``outliers_share`` take precedence over proportions.
+        What the guard leaves to outliers takes precedence over proportions.
         """
         leaving = self._present_ids("clients", clients)
         if not len(leaving):
@@ -393,7 +373,6 @@ class BaseSampler(ABC):
         self.check_leaving(leaving)
         before = self._weights.total
         if self._guard is not None:
-            self._guard.rescale(1.0 / max(mass_without(self._effective_distribution(), leaving), VANISHING))
             self._guard.forget(leaving)
         self._weights.remove(leaving)
         self._distribution.remove(leaving)
@@ -421,11 +400,6 @@ class BaseSampler(ABC):
         themselves at this bound limits what a client can do to the model.
         """
         return np.inf if self._guard is None else self._guard.norm_bound
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether the guard has too few replies to judge by: nobody is a suspect yet."""
-        return self._guard is not None and self._guard.on_trial
 
     def suspects(self) -> list[Suspect]:
         """The clients whose norms were clipped by the guard, the most frequent first."""

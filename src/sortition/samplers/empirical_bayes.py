@@ -25,6 +25,7 @@ from sortition.samplers.privacy import NormPrivacy
 
 GUARD = Guard()
 """The guard of the default sampler unless told otherwise."""
+NOTHING = np.zeros(0)
 
 
 class EmpiricalBayesSampler(BaseSampler):
@@ -97,6 +98,8 @@ class EmpiricalBayesSampler(BaseSampler):
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
+        effective = self._effective_distribution()
+        limited = NOTHING if effective is self._distribution else effective.look_up(cohort.clients)
         slots, masses = self._see(cohort.clients), self._roster.masses(cohort.clients)
         logs, moved = learn(
             self._people,
@@ -111,6 +114,7 @@ class EmpiricalBayesSampler(BaseSampler):
             self._cohort_size / self._roster.count,
             self._reweighted.trees.ratios,
             self._reweighted.expert_fields,
+            limited,
         )
         self._take(slots, logs, moved)
 

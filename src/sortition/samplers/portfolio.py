@@ -16,7 +16,7 @@ from sortition.core.rates import initial_expert_weights
 from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number
-from sortition.engine.drawing import Distribution, mass_without
+from sortition.engine.drawing import Distribution
 from sortition.engine.mixture import LARGEST_LOG_WEIGHT, VANISHING
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import Guard
@@ -83,7 +83,7 @@ class SamplerMixture(Distribution):
 
     def remove(self, clients: IntArray) -> None:
         """Remove ``clients`` from all experts; the others keep their proportions."""
-        left = [mass_without(expert.distribution, clients) for expert in self.experts]
+        left = [expert.distribution.mass_without(clients) for expert in self.experts]
         for expert in self.experts:
             expert.remove_clients(clients)
         self.reweigh(np.log(np.maximum(left, VANISHING)))
@@ -157,7 +157,7 @@ class PortfolioSampler(BaseSampler):
         experts = self._expert_samplers
         for expert in experts:
             ids = expert.add_clients(masses, client_weights=client_weights)
-        self._mixture.reweigh(-np.log([mass_without(expert.distribution, ids) for expert in experts]))
+        self._mixture.reweigh(-np.log([expert.distribution.mass_without(ids) for expert in experts]))
         return ids
 
     def check_leaving(self, leaving: IntArray) -> None:

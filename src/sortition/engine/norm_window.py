@@ -1,0 +1,199 @@
+"""The last norms of the clients that replied recently, in order, and two robust bounds made from them.
+
+One call of a kernel stores the replies of a cohort and computes the bounds: calls are most of a small round's
+cost.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from sortition.core.types import BoolArray, FloatArray, IntArray
+
+REMEMBERED = 500
+"""At most this many clients are remembered: those that replied last."""
+OUTDATED = 5000
+"""A client's norm is forgotten after this many more replies of others."""
+FEW = 20
+"""With fewer norms than this the third quartile stands for the ninth decile."""
+THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
+NORMAL_DECILE = 1.2815515655446004
+"""The ninth decile of the standard normal distribution."""
+UNCERTAINTY = 1.2
+"""The deviation of the logarithms may be this multiple of what quantiles say."""
+
+CLIENT, BEFORE = 0, 1
+"""Rows of ``entries``: the client, and how many replies there had been before its own."""
+LOG, RATE = 0, 1
+"""Rows of ``values``: the logarithm of the norm, ascending, and how likely a reply was to be the client's."""
+SIZE, REPLIES = 0, 1
+"""Places in ``counters``: the clients in the window, and all replies above zero so far."""
+OUTLIER, CLIP, EXPECTED = 0, 1, 2
+"""Places in ``bounds``: two logarithms, and what clients above the first hold if norms are log-normal."""
+
+
+@njit(cache=True)
+def _move(entries: IntArray, values: FloatArray, place: int, target: int) -> None:
+    entries[CLIENT, target], entries[BEFORE, target] = entries[CLIENT, place], entries[BEFORE, place]
+    values[LOG, target], values[RATE, target] = values[LOG, place], values[RATE, place]
+
+
+@njit(cache=True)
+def _keep(entries: IntArray, values: FloatArray, counters: IntArray, which: BoolArray) -> None:
+    """Drop the other entries."""
+    kept = 0
+    for i in range(counters[SIZE]):
+        if which[i]:
+            _move(entries, values, i, kept)
+            kept += 1
+    counters[SIZE] = kept
+
+
+@njit(cache=True)
+def _not_among(clients: IntArray, ascending: IntArray) -> BoolArray:
+    """Which of ``clients`` are not in ``ascending``."""
+    result = np.ones(clients.size, dtype=np.bool_)
+    for i in range(clients.size):
+        place = np.searchsorted(ascending, clients[i])
+        result[i] = place == ascending.size or ascending[place] != clients[i]
+    return result
+
+
+@njit(cache=True)
+def _store(
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    clients: IntArray,
+    norms: FloatArray,
+    rates: FloatArray,
+) -> None:
+    """Put in norms above zero, ``REMEMBERED`` at most: in place of the clients' last, or of the oldest."""
+    size, replies = counters[SIZE], counters[REPLIES] + clients.size
+    before = entries[BEFORE, :size]
+    keep = _not_among(entries[CLIENT, :size], np.sort(clients)) & (before >= replies - OUTDATED)
+    excess = keep.sum() + clients.size - entries.shape[1]
+    if excess > 0:
+        keep &= before > np.partition(before[keep], excess - 1)[excess - 1]
+    _keep(entries, values, counters, keep)
+    old, new = counters[SIZE] - 1, clients.size - 1
+    order, logs = np.argsort(norms), np.log(norms)
+    for place in range(counters[SIZE] + clients.size - 1, -1, -1):  # merge, from the back
+        if new < 0:
+            break
+        log = logs[order[new]]
+        if old >= 0 and values[LOG, old] > log:
+            _move(entries, values, old, place)
+            old -= 1
+        else:
+            entries[CLIENT, place], entries[BEFORE, place] = (
+                clients[order[new]],
+                counters[REPLIES] + order[new],
+            )
+            values[LOG, place], values[RATE, place] = log, rates[order[new]]
+            new -= 1
+    counters[SIZE] += clients.size
+    counters[REPLIES] = replies
+
+
+@njit(cache=True)
+def quantile(logs: FloatArray, weights: FloatArray, level: float) -> float:
+    """The smallest of the ascending ``logs`` up to which there is the share ``level`` of the weight.
+
+    >>> quantile(np.array([1.0, 2.0, 3.0]), np.array([2.0, 1.0, 1.0]), 0.75)
+    2.0
+    """
+    # rounding must not carry a share that is met exactly to the next value
+    wanted, cumulated, i = level * weights.sum() * (1.0 - 1e-12), weights[0], 0
+    while cumulated < wanted and i < logs.size - 1:
+        i += 1
+        cumulated += weights[i]
+    return float(logs[i])
+
+
+@njit(cache=True)
+def bounds_of(logs: FloatArray, weights: FloatArray, factors: FloatArray, bounds: FloatArray) -> None:
+    r"""Compute the bounds by ascending ``logs`` with ``weights``, and by the logs alone; the smaller count.
+
+    With a factor f and a fence e, of ``factors``, a bound is :math:`Q_9 \max(f, (Q_9 / Q_2)^e)`. If norms are
+    log-normal, and s is the deviation of their logarithms, those that exceed the median by x hold
+    :math:`\Phi(s - x/s)` of the best distribution.
+
+    With weights, a client that is drawn often counts no more than the others; but then a client that is
+    hardly ever drawn counts for many. Neither may decide alone.
+    """
+    bounds[:] = np.inf
+    for by in (weights, np.ones(logs.size)):
+        median = quantile(logs, by, 0.5)
+        high = quantile(logs, by, NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE)
+        spread = high - median
+        bounds[CLIP] = min(bounds[CLIP], high + max(factors[2], factors[3] * spread))
+        outlier = high + max(factors[0], factors[1] * spread)
+        if outlier < bounds[OUTLIER]:
+            deviation, beyond = UNCERTAINTY * spread / NORMAL_DECILE, outlier - median
+            expected = 0.0
+            if deviation > 0.0 and logs.size >= FEW:  # a third quartile says too little of the tail
+                expected = 0.5 * math.erfc((beyond / deviation - deviation) / math.sqrt(2.0))
+            bounds[OUTLIER], bounds[EXPECTED] = outlier, expected
+    bounds[OUTLIER] = min(bounds[OUTLIER], bounds[CLIP])
+
+
+@njit(cache=True)
+def judge(
+    entries: IntArray, values: FloatArray, counters: IntArray, factors: FloatArray, bounds: FloatArray
+) -> None:
+    """Compute the bounds; inf without a norm.
+
+    A client that is drawn often is more likely to be in the window: with probability r for each reply it is
+    among the last T with about min(1, r T), and counts for the inverse.
+    """
+    size = counters[SIZE]
+    if size:
+        span = counters[REPLIES] - entries[BEFORE, :size].min()
+        weights = 1.0 / np.minimum(span * values[RATE, :size], 1.0)
+        bounds_of(values[LOG, :size], weights, factors, bounds)
+    else:
+        bounds[:] = np.inf
+
+
+@njit(cache=True)
+def forget(
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    factors: FloatArray,
+    bounds: FloatArray,
+    clients: IntArray,
+) -> None:
+    """Take out ``clients`` (ascending)."""
+    _keep(entries, values, counters, _not_among(entries[CLIENT, : counters[SIZE]], clients))
+    judge(entries, values, counters, factors, bounds)
+
+
+@njit(cache=True)
+def remember(
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    factors: FloatArray,
+    bounds: FloatArray,
+    clients: IntArray,
+    counts: IntArray,
+    weights: FloatArray,
+    norms: FloatArray,
+) -> bool:
+    """Store the replies of a cohort and compute the bounds; whether anybody is above that of outliers."""
+    above_zero = norms > 0.0
+    if above_zero.any():
+        rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
+        heard, told = clients[above_zero], norms[above_zero]
+        counters[REPLIES] += max(heard.size - REMEMBERED, 0)
+        _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
+        judge(entries, values, counters, factors, bounds)
+    largest = math.log(norms.max()) if above_zero.any() else -np.inf
+    if counters[SIZE]:
+        largest = max(largest, values[LOG, counters[SIZE] - 1])
+    return bool(largest > bounds[OUTLIER])
