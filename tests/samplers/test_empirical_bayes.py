@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -120,7 +122,7 @@ def test_a_client_that_leaves_does_not_change_what_is_known_of_the_others() -> N
 @given(
     seed=st.integers(0, 2**32 - 1),
     silent=st.sampled_from([0.0, 0.3]),
-    zero=st.sampled_from([0.0, 0.3]),
+    zero=st.sampled_from([0.0, 0.3, 0.9]),
     factor=st.sampled_from([0.7, 1.0, 1.1]),
 )
 def test_the_kernel_equals_its_specification(
@@ -234,7 +236,75 @@ def test_it_is_no_worse_than_uniform_where_noise_differs(probability: float) -> 
             uniform += 100.0 * float(np.sum(norms**2)) / np.sum(norms) ** 2
             cohort = sampler.draw()
             sampler.observe(cohort, norms[cohort.clients])
-    assert learnt <= 1.08 * uniform
+    assert learnt <= 1.05 * uniform
+
+
+def variance_over_uniform(norms_of: Callable[[np.random.Generator, int], np.ndarray], rounds: int) -> float:
+    """Of 100 clients, 5 drawn, two seeds: the mean loss over that of uniform sampling."""
+    learnt = uniform = 0.0
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        sampler = default_sampler(100, 5, seed=seed)
+        for round_index in range(rounds):
+            norms = norms_of(rng, round_index)
+            total = max(float(np.sum(norms)) ** 2, 1e-300)
+            learnt += float(np.sum(norms**2 / sampler.probabilities())) / total
+            uniform += 100.0 * float(np.sum(norms**2)) / total
+            cohort = sampler.draw()
+            sampler.observe(cohort, norms[cohort.clients])
+    return learnt / uniform
+
+
+STEADY = np.exp(1.5 * np.random.default_rng(3).normal(size=100))
+
+
+def test_it_learns_where_half_of_the_norms_are_zero() -> None:
+    """Steady levels, and nothing to send in half of the rounds."""
+    assert variance_over_uniform(lambda rng, _: STEADY * (rng.random(100) < 0.5), 1000) < 0.6
+
+
+def test_norms_that_rise_together_are_followed() -> None:
+    """A thousandfold in one round: at worst about as good as uniform sampling would be."""
+
+    def risen(rng: np.random.Generator, round_index: int) -> np.ndarray:
+        return STEADY * np.exp(0.3 * rng.normal(size=100)) * (1000.0 if round_index >= 200 else 1.0)
+
+    before = variance_over_uniform(lambda rng, _: STEADY * np.exp(0.3 * rng.normal(size=100)), 400)
+    assert variance_over_uniform(risen, 400) < 1.2 * before
+
+
+@pytest.mark.parametrize(("clients", "size"), [(3, 3), (20, 10), (100, 10)])
+@pytest.mark.parametrize("zeros", [1, 8, 1500])
+def test_rounds_of_zeros_leave_a_distribution_that_can_learn(clients: int, size: int, zeros: int) -> None:
+    """At first and in between, for long: all probabilities are there, and the state can be loaded."""
+    levels = np.linspace(1.0, 10.0, clients)
+    sampler = default_sampler(clients, size)
+    for round_index in range(2 * zeros + 100):
+        cohort = sampler.draw()
+        silent = round_index < zeros or zeros + 50 <= round_index < 2 * zeros + 50
+        sampler.observe(cohort, 0.0 * levels[cohort.clients] if silent else levels[cohort.clients])
+        if round_index % 50 == 0 or round_index == zeros:
+            assert sampler.probabilities().sum() == pytest.approx(1.0, abs=1e-9)
+    default_sampler(clients, size).load_state_dict(sampler.state_dict())
+    if clients > size:
+        p = sampler.probabilities()
+        assert p[-1] > p[0]
+
+
+def test_newcomers_follow_what_was_learnt_of_sizes() -> None:
+    """Norms go with 1/size^2, and all have been met: a small newcomer is drawn more often for its size."""
+    sizes = np.random.default_rng(2).pareto(1.5, 60) + 1.0
+    sizes /= sizes.sum()
+    sampler = default_sampler(60, 10, client_weights=sizes)
+    for _ in range(60):
+        cohort = sampler.draw()
+        sampler.observe(cohort, sizes[cohort.clients] ** -2.0)
+    small, large = sampler.add_clients(2, client_weights=[sizes.min(), sizes.max()])
+    cohort = sampler.draw(available=np.arange(60))
+    sampler.observe(cohort, sizes[cohort.clients] ** -2.0)
+    after = sampler.probabilities([small, large])
+    prior = 0.9 * np.array([sizes.min(), sizes.max()]) + 0.1 / 60
+    assert after[0] / prior[0] > 3.0 * after[1] / prior[1]
 
 
 def test_it_learns_how_norms_go_with_sizes() -> None:

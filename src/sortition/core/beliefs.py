@@ -7,7 +7,7 @@ r"""What the default sampler believes of each client: the specification, over ar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,7 +26,7 @@ LOSS_MEMORY = 0.9
 TRUST = (0.1, 3.0, 4.0)
 """What was learnt and the prior are compared by the fourth powers of their losses. Before there is evidence,
 the prior has lost 3 times as much, for 0.1 sweeps."""
-SURPRISE = 0.7
+SURPRISE = 1.2
 """Two surprises in a row with one sign, both beyond this many standard deviations, shorten the memory."""
 FORGETTING = 0.5
 """The factor by which they do."""
@@ -38,10 +38,12 @@ GAINS = (0.1, 0.01, 1.0)
 """The gain of the level: first, least and most."""
 GAIN_STEP, LARGEST_AGREEMENT = 0.15, 4.0
 """The gain is multiplied by e^(step * agreement of two innovations), which is at most this."""
-CLIPPED = 2.0
-"""A deviation counts for at most this many standard deviations when the level follows."""
-REBUILT = 0.25
-"""Clients never met follow the slope and their common value when one of these has moved by more than this."""
+CLIPPED, FEW = 2.0, 3
+"""A deviation counts for at most this many standard deviations when the level follows. If the median of a few
+deviations, at least so many, is higher, all norms have risen together: the level rises by the median."""
+REBUILT, GROWTH = 0.25, 1.5
+"""If sizes differ, clients never drawn follow the slope and their common value when one of these has moved by
+more than this, and so many times as many clients have replied as the last time."""
 REPLIES = (2.0, 10.0)
 """The chance to reply: how many draws all clients' chance counts for, and the draws that are remembered."""
 LEAST_CHANCE = 0.01
@@ -49,7 +51,7 @@ LEAST_CHANCE = 0.01
 LEAST_SPREAD = 1e-3
 """A variance between clients is taken to be at least this: one divides by it."""
 LOWEST, HIGHEST = -8.0, 300.0
-"""Bounds of the logarithms, relative to the population's mean and to the level."""
+"""Bounds of the logarithms, relative to the level."""
 
 
 @dataclass
@@ -58,19 +60,19 @@ class Population:
 
     level: float = math.nan
     """The common level that all logarithms are relative to; nan before the first feedback."""
-    gain: float = GAINS[0]
+    gain: float = field(default_factory=lambda: GAINS[0])
     """How fast the level follows."""
     innovation: float = 0.0
     """The last innovation of the level, in standard deviations."""
     log_loss: float = math.nan
     """Logarithm of the running estimate of the variance loss."""
-    discovered: float = LEAST_SHARE
+    discovered: float = field(default_factory=lambda: LEAST_SHARE)
     """The prior's share by discoveries."""
     learnt_loss: float = 0.0
     """Estimated loss of what was learnt, with the least share of the prior; recent rounds."""
     prior_loss: float = 0.0
     """The same of the prior."""
-    share: float = LEAST_SHARE
+    share: float = field(default_factory=lambda: LEAST_SHARE)
     """Share of the draws that come from the prior."""
     met: float = 0.0
     """Clients that have replied."""
@@ -88,16 +90,18 @@ class Population:
     """Sum of c^2."""
     products: float = 0.0
     """Sum of c y."""
-    noise: float = FIRST_NOISE[0] * FIRST_NOISE[1]
+    noise: float = field(default_factory=lambda: FIRST_NOISE[0] * FIRST_NOISE[1])
     """Sum of squared deviations of observations from their clients' means."""
-    noise_count: float = FIRST_NOISE[1]
+    noise_count: float = field(default_factory=lambda: FIRST_NOISE[1])
     slope: float = 0.0
     """B, how x goes with the logarithm of the prior, as it was used last for those never met."""
     stranger: float = 0.0
     """log E[exp(x)] of a client never drawn with c = 0, times its chance to reply, as it was used last."""
-    drawn: float = REPLIES[0]
+    followed: float = 0.0
+    """How many clients had replied when those two were set last."""
+    drawn: float = field(default_factory=lambda: REPLIES[0])
     """How often clients were drawn."""
-    replied: float = REPLIES[0]
+    replied: float = field(default_factory=lambda: REPLIES[0])
     """How often they replied."""
 
     @property
@@ -118,7 +122,7 @@ class Population:
     @property
     def chance(self) -> float:
         """The chance of all clients to reply."""
-        return self.replied / self.drawn
+        return max(self.replied / self.drawn, LEAST_CHANCE)
 
 
 class Beliefs:
@@ -177,21 +181,24 @@ class Beliefs:
         self._count(clients, 1.0)
         people, prior = self.people, self._prior[clients]
         x = log_feedback - 2.0 * np.log(prior)
+        something = log_feedback.max() > -math.inf
         if math.isnan(people.level):
-            if x.max() == -math.inf:
-                return  # all zeros: there is no level yet
+            if not something:  # there is no level yet
+                self._set(clients)
+                self._follow_strangers()
+                return
             people.level = log_sum_exp(x) - math.log(len(x))
-        if log_feedback.max() > -math.inf:
-            self._weigh_prior(
-                weights, log_feedback, self.probabilities()[clients], self.learnt()[clients], prior
-            )
-        x = np.clip(x - people.level, people.mean + LOWEST, HIGHEST)
+        if something:
+            p, q = self.probabilities()[clients], self.learnt()[clients]
+            self._weigh_prior(weights, log_feedback, p, q, prior)
+        x = np.clip(x - people.level, LOWEST, HIGHEST)
         known = self.visits[clients] > 0.0
-        x = x - self._follow_level(clients[known], x[known])
+        if something and known.any():  # zeros alone say nothing about the level
+            x = x - self._follow_level(clients[known], x[known])
         self._remember(clients, x, known)
-        self._relate_to_sizes()
+        slope_moved = self._relate_to_sizes()
         self._set(clients)
-        self._follow_strangers()
+        self._follow_strangers(slope_moved)
 
     # Details -----------------------------------------------------------------------------------------
 
@@ -245,8 +252,6 @@ class Beliefs:
         The gain rises while innovations agree in sign, and falls while they do not.
         """
         people = self.people
-        if not len(clients):
-            return 0.0
         variances = people.noise_variance * (1.0 + 1.0 / self.visits[clients])
         most = CLIPPED * np.sqrt(variances)
         deviations = np.clip(deviation(x, self.mean[clients]), -most, most)
@@ -257,8 +262,12 @@ class Beliefs:
         _, least, largest = GAINS
         people.gain = min(max(people.gain * math.exp(GAIN_STEP * agreement), least), largest)
         people.innovation = innovation
-        people.level += people.gain * mean
-        return people.gain * mean
+        change = people.gain * mean
+        rise = float(np.median(x - self.mean[clients]))
+        if len(clients) >= FEW and rise > CLIPPED * math.sqrt(2.0 * people.noise_variance):
+            change = rise
+        people.level += change
+        return change
 
     def _remember(self, clients: IntArray, x: FloatArray, known: BoolArray) -> None:
         """Update the clients' means; two surprises in a row with one sign shorten their memories."""
@@ -301,20 +310,26 @@ class Beliefs:
         slope = common / (varying + 2.0 * spread / people.met)
         return slope, max(spread - 2.0 * slope * common + slope**2 * varying, LEAST_SPREAD)
 
-    def _relate_to_sizes(self) -> None:
+    def _relate_to_sizes(self) -> bool:
         """Let those never drawn follow the slope B, when it has moved."""
         people = self.people
         slope, _ = self._regression()
-        if abs(slope - people.slope) > REBUILT:
-            people.slope = slope
+        moved = abs(slope - people.slope) > REBUILT and self._many_more()
+        if moved:
+            people.slope, people.followed = slope, people.met
             met = self.visits > 0.0
             people.first_squares = float(np.sum(np.exp(self.first - slope * self._c)[met]))
+        return moved
 
-    def _follow_strangers(self) -> None:
+    def _follow_strangers(self, slope_moved: bool = False) -> None:
         """Let those never drawn follow their common value; if sizes differ, when it has moved."""
         stranger = self._stranger() + math.log(self.people.chance)
-        if not self._c.any() or abs(stranger - self.people.stranger) > REBUILT:
-            self.people.stranger = stranger
+        moved = abs(stranger - self.people.stranger) > REBUILT and self._many_more()
+        if not self._c.any() or slope_moved or moved:
+            self.people.stranger, self.people.followed = stranger, self.people.met
+
+    def _many_more(self) -> bool:
+        return self.people.met >= GROWTH * self.people.followed
 
     def _stranger(self) -> float:
         """u, by first visits."""

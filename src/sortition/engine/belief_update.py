@@ -15,9 +15,11 @@ from numba import njit
 from sortition.core.beliefs import (
     CLIPPED,
     DISCOVERY,
+    FEW,
     FORGETTING,
     GAIN_STEP,
     GAINS,
+    GROWTH,
     HIGHEST,
     HOLD,
     LARGEST_AGREEMENT,
@@ -63,10 +65,15 @@ def _log_sum_exp(logs: FloatArray) -> float:
 
 
 @njit(cache=True)
+def _chance(people: Any) -> float:
+    return max(float(people.replied / people.drawn), LEAST_CHANCE)
+
+
+@njit(cache=True)
 def _count(people: Any, client: Any, reply: float, size: float) -> None:
     """A running mean of replies, which starts from all clients' chance; ``people`` has the new reply."""
     if client.tries == 0.0:
-        client.tries, client.chance, client.size = REPLIES[0], people.replied / people.drawn, size
+        client.tries, client.chance, client.size = REPLIES[0], _chance(people), size
     client.tries = min(client.tries + 1.0, REPLIES[1])
     client.chance += (reply - client.chance) / client.tries
     client.drawn += 1.0
@@ -112,9 +119,13 @@ def _weigh_prior(
 def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> float:
     """By how much the level moves: ``Beliefs._follow_level``."""
     total = precision = 0.0
+    rises = np.empty(slots.size)
+    known = 0
     for i in range(slots.size):
         client = seen[slots[i]]
         if client.visits > 0.0:
+            rises[known] = x[i] - client.mean
+            known += 1
             variance = people.noise / people.noise_count * (1.0 + 1.0 / client.visits)
             most = CLIPPED * math.sqrt(variance)
             total += _bounded(_deviation(x[i], client.mean), -most, most) / variance
@@ -126,6 +137,10 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> flo
     people.gain = _bounded(people.gain * math.exp(GAIN_STEP * agreement), GAINS[1], GAINS[2])
     people.innovation = innovation
     change: float = people.gain * total / precision
+    if known >= FEW:
+        rise = np.median(rises[:known])
+        if rise > CLIPPED * math.sqrt(2.0 * people.noise / people.noise_count):
+            change = rise
     people.level += change
     return change
 
@@ -190,14 +205,15 @@ def _logs(people: Any, seen: Any, slots: IntArray) -> FloatArray:
 
 
 @njit(cache=True)
-def _strangers_moved(people: Any, sizes_differ: bool) -> bool:
+def _strangers_moved(people: Any, sizes_differ: bool, slope_moved: bool) -> bool:
     """Whether the value of those never drawn has changed: ``Beliefs._follow_strangers``."""
-    stranger = math.log(people.replied / people.drawn)
+    stranger = math.log(_chance(people))
     if people.met > 0.0:
         stranger += math.log(people.first_squares / people.met)
-    if sizes_differ and abs(stranger - people.stranger) <= REBUILT:
+    moved = abs(stranger - people.stranger) > REBUILT and people.met >= GROWTH * people.followed
+    if sizes_differ and not slope_moved and not moved:
         return False
-    people.stranger = stranger
+    people.stranger, people.followed = stranger, people.met
     return True
 
 
@@ -214,7 +230,7 @@ def miss(
     for i in range(slots.size):
         _count(people, seen[slots[i]], 0.0, sizes[i])
     logs = _logs(people, seen, slots)
-    return logs, _strangers_moved(people, sizes_differ)
+    return logs, _strangers_moved(people, sizes_differ, False)
 
 
 @njit(cache=True)
@@ -236,8 +252,7 @@ def learn(
     """``Beliefs.learn``: the clients' new logarithms, and whether those never drawn have moved.
 
     ``masses`` are those of the prior, ``center`` is what their logarithms are relative to in c, and ``sweep``
-    is K / M. ``limited`` are the probabilities that the guard leaves, if it changes any. If all feedback was
-    zero there may be no level yet, and no logarithms.
+    is K / M. ``limited`` are the probabilities that the guard leaves, if it changes any.
     """
     people = people_array[0]
     log_masses = np.log(masses)
@@ -246,11 +261,12 @@ def learn(
     for i in range(slots.size):
         _count(people, seen[slots[i]], 1.0, log_masses[i] - center)
     x = log_feedback - 2.0 * log_masses
+    something = log_feedback.max() > -np.inf
     if math.isnan(people.level):
-        if x.max() == -np.inf:
-            return np.zeros(0), False
+        if not something:  # there is no level yet
+            return _logs(people, seen, slots), _strangers_moved(people, sizes_differ, False)
         people.level = _log_sum_exp(x) - math.log(x.size)
-    if log_feedback.max() > -np.inf:
+    if something:
         log_weights, scales, bases = ExpertArrays(*experts)
         prior, theta = masses / total_mass, np.exp(log_weights)
         p, q = np.empty(x.size), np.empty(x.size)
@@ -260,11 +276,11 @@ def learn(
             )
             y = ratios[slots[i], 1]
             q[i] = prior[i] * (scales[1] * y if y > 0.0 else bases[1])
-        _weigh_prior(people, weights, log_feedback, p, q, prior, sweep)
-    lowest = (people.means / people.met if people.met > 0.0 else 0.0) + LOWEST
+        _weigh_prior(people, weights, log_feedback, limited if limited.size else p, q, prior, sweep)
     for i in range(x.size):
-        x[i] = _bounded(x[i] - people.level, lowest, HIGHEST)
-    x -= _follow_level(people, seen, slots, x)
+        x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
+    if something:  # zeros alone say nothing about the level
+        x -= _follow_level(people, seen, slots, x)
     for i in range(x.size):
         client = seen[slots[i]]
         if client.visits > 0.0:
@@ -274,11 +290,11 @@ def learn(
     for i in range(x.size):
         _remember(people, seen[slots[i]], x[i])
     slope = _regression(people)[0]
-    slope_moved = abs(slope - people.slope) > REBUILT
+    slope_moved = abs(slope - people.slope) > REBUILT and people.met >= GROWTH * people.followed
     if slope_moved:
-        people.slope, people.first_squares = slope, 0.0
+        people.slope, people.followed, people.first_squares = slope, people.met, 0.0
         for client in seen:
             if client.visits > 0.0:
                 people.first_squares += math.exp(client.first - slope * client.size)
     logs = _logs(people, seen, slots)
-    return logs, _strangers_moved(people, sizes_differ) or slope_moved
+    return logs, _strangers_moved(people, sizes_differ, slope_moved)

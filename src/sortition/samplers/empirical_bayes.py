@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sortition.core.beliefs import PRIOR_UNIFORM, Population
+from sortition.core.beliefs import LEAST_SHARE, PRIOR_UNIFORM, Population
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.state import array, check, number
@@ -94,8 +94,9 @@ class EmpiricalBayesSampler(BaseSampler):
 
     def _begin(self) -> None:
         self._people = np.array([tuple(asdict(Population()).values())], dtype=PEOPLE)
-        self._distribution = self._reweighted = ReweightedPrior(self._roster, share=Population.share)
+        self._distribution = self._reweighted = ReweightedPrior(self._roster, share=LEAST_SHARE)
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
+        self._newcomers = False  # since those never drawn followed last
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         effective = self._effective_distribution()
@@ -128,9 +129,9 @@ class EmpiricalBayesSampler(BaseSampler):
         people, reweighted = self._people[0], self._reweighted
         reweighted.share = float(people["share"])
         unseen_log = 0.5 * float(people["stranger"])
-        if len(logs):
-            reweighted.reweight_slots(slots, logs, unseen_log)
-        if moved and self._sizes_differ and people["slope"] != 0.0:
+        reweighted.reweight_slots(slots, logs, unseen_log)
+        if (moved or self._newcomers) and self._sizes_differ and people["slope"] != 0.0:
+            self._newcomers = False
             own = np.arange(self._roster.block, self._roster.ids)
             self._see(own[self._roster.present(own)])
             masses = reweighted.trees.masses[: reweighted.count]
@@ -160,6 +161,7 @@ class EmpiricalBayesSampler(BaseSampler):
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
         """The prior of a newcomer depends on its lambda, too, if that is given."""
+        self._newcomers = True
         if client_weights is not None:
             masses = (1.0 - PRIOR_UNIFORM) * client_weights + PRIOR_UNIFORM * masses
         return super()._admit(masses, client_weights)
@@ -167,6 +169,7 @@ class EmpiricalBayesSampler(BaseSampler):
     def _state(self) -> dict[str, Any]:
         seen = self._seen[: self._reweighted.count].copy()
         people = {name: float(self._people[0][name]) for name in PEOPLE_FIELDS}
+        people["newcomers"] = float(self._newcomers)
         return {
             **self._reweighted.state(),
             **people,
@@ -180,6 +183,7 @@ class EmpiricalBayesSampler(BaseSampler):
         seen = array(state, "beliefs", np.float64, (len(clients), len(CLIENT_FIELDS)))
         check("beliefs", seen, np.isfinite(seen), "finite")
         self._reweighted.restore(state)
+        self._newcomers = number(state, "newcomers") > 0.0
         self._people = np.array([people], dtype=PEOPLE)
         self._seen = np.ascontiguousarray(seen).view(CLIENT).reshape(-1)
 
