@@ -620,3 +620,21 @@ def test_fixed_sampler_and_the_vector_agree() -> None:
         one, other = whole.draw(), listed.draw(available=range(30))
         assert one.clients.tolist() == other.clients.tolist()
         assert one.weights == pytest.approx(other.weights, rel=1e-9)
+
+
+def test_a_border_at_a_whole_number_is_no_obstacle() -> None:
+    """Clients that are listed with one half of the mass together end the others' part of the line at 2 of 4.
+
+    A draw that can't be finished is made anew from all probabilities. It must not depend on who was drawn.
+    """
+    listed = np.array([8, 9, 10, 11])
+    mixture = ReweightedPrior(Roster(12, None), share=0.1)
+    order = np.array([0, 5, 8, 9, 1, 6, 4, 3, 2, 7, 11, 10])  # the last on the line are listed
+    mixture.reweight(order, np.log(np.arange(1.0, 13.0)))
+    inner = mixture.everybody()
+    line = mixture.line()._replace(
+        scale=float(0.5 / inner[:8].sum()), listed=listed, listed_probabilities=np.full(4, 0.125)
+    )
+    generator = np.random.default_rng(0)
+    drawn = [draw_fixed_size(generator.random((4, 2)), *line)[0] for _ in range(2000)]
+    assert all(drawn)

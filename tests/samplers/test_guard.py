@@ -288,7 +288,7 @@ def allowed(sampler: BaseSampler) -> float:
     weight = float(sampler.client_weights(outliers).sum())
     share = max(weight, min(MOST, state.guard.largest_gain * weight), state._bounds[norm_window.EXPECTED])
     a = learnt.prior_share
-    of_prior = a * float(learnt.with_prior_share(1.0).look_up(outliers).sum()) if a else 0.0
+    of_prior = a * float(learnt.with_prior_share(1.0, 0.0).look_up(outliers).sum()) if a else 0.0
     return of_prior + (1.0 - a) * share
 
 

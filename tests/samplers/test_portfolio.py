@@ -138,7 +138,7 @@ def test_a_portfolio_is_guarded_as_a_whole() -> None:
         held[name] = sampler.probabilities([9]).item()
         assert [suspect.client for suspect in sampler.suspects()] == ([9] if name == "guarded" else [])
     assert held["guarded"] <= 0.5 * (1.0 + 1e-9)
-    assert held["not"] > 0.8
+    assert held["not"] > 0.55
 
 
 def test_privacy_is_the_portfolios() -> None:

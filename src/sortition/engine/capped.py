@@ -41,13 +41,13 @@ def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, 
     a = distribution.prior_share
     if float(distribution.look_up(clients).sum()) <= (1.0 - a) * share:
         return distribution  # without asking what was learnt
-    learnt = distribution.with_prior_share(0.0)
+    learnt = distribution.with_prior_share(0.0, 1.0)
     q = learnt.look_up(clients)
     if float(q.sum()) <= share:
         return distribution
     left = learnt.mass_without(clients)
     scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
-    prior = distribution.with_prior_share(1.0)
+    prior = distribution.with_prior_share(1.0, 0.0)
     if prior is distribution:  # it has no prior apart from what was learnt
         if left <= VANISHING:
             return distribution  # nobody could have the rest
@@ -60,7 +60,7 @@ def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, 
     listed = a * own + (1.0 - a) * levelled(scale * q + from_prior * own, weights, share)
     of_prior, of_learnt = a + (1.0 - a) * from_prior, (1.0 - a) * scale
     whole = of_prior + of_learnt
-    return Capped(distribution.with_prior_share(of_prior / whole), whole, clients, listed)
+    return Capped(distribution.with_prior_share(of_prior / whole, of_learnt / whole), whole, clients, listed)
 
 
 def levelled(q: FloatArray, weights: FloatArray, share: float) -> FloatArray:

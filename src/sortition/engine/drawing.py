@@ -72,8 +72,8 @@ class Distribution(Protocol):
         """The share a of the prior, if this is a mixture of the prior with what was learnt; otherwise 0."""
         return 0.0
 
-    def with_prior_share(self, share: float) -> Distribution:
-        """The same mixture, as it is now, with another share of the prior; itself, if it is no such one."""
+    def with_prior_share(self, share: float, rest: float) -> Distribution:
+        """The same mixture with other shares, of the prior and of the rest; itself, if it is no such one."""
         return self
 
     def mass_without(self, clients: IntArray) -> float:

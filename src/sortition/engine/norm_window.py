@@ -22,6 +22,8 @@ FEW = 20
 THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
 NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
+LEAST_LOG = -744.0
+"""The logarithm of about the least double."""
 UNCERTAINTY = 1.2
 """The deviation of the logarithms may be this multiple of what quantiles say."""
 
@@ -197,3 +199,40 @@ def remember(
     if counters[SIZE]:
         largest = max(largest, values[LOG, counters[SIZE] - 1])
     return bool(largest > bounds[OUTLIER])
+
+
+@njit(cache=True)
+def note_outliers(
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    factors: FloatArray,
+    bounds: FloatArray,
+    clients: IntArray,
+    norms: FloatArray,
+    outliers: IntArray,
+    peaks: FloatArray,
+    calm: IntArray,
+    forgiven: int,
+) -> tuple[IntArray, FloatArray, IntArray]:
+    """The outliers, ascending, the logarithms of the norms that made them so, and their calm replies since.
+
+    Those above the bound join: of the window and of a cohort. One leaves when its norm is below the bound, as
+    that is now, or after ``forgiven`` calm replies.
+    """
+    size = counters[SIZE]
+    first = np.searchsorted(values[LOG, :size], bounds[OUTLIER], side="right")
+    above = np.log(np.maximum(norms, np.exp(LEAST_LOG))) > bounds[OUTLIER]
+    found = np.concatenate((entries[CLIENT, first:size], clients[above]))
+    found_peaks = np.concatenate((values[LOG, first:size], np.log(norms[above])))
+    calm = calm + ~_not_among(outliers, np.sort(clients))
+    order = np.argsort(found)
+    stay = (calm < forgiven) & (peaks > bounds[OUTLIER]) & _not_among(outliers, found[order])
+    everybody = np.concatenate((outliers[stay], found))
+    order = np.argsort(everybody)
+    everybody = everybody[order]
+    new = np.ones(everybody.size, dtype=np.bool_)
+    new[1:] = everybody[1:] != everybody[:-1]
+    all_peaks = np.concatenate((peaks[stay], found_peaks))[order]
+    all_calm = np.concatenate((calm[stay], np.zeros(found.size, dtype=np.int64)))[order]
+    return everybody[new], all_peaks[new], all_calm[new]

@@ -39,6 +39,8 @@ from sortition.engine.sumtree import SumTree, TreeArrays, level_starts
 
 LEAST_LEFT = 1e-6
 """If the certain clients leave less mass than this to the others, rounding would count."""
+ROUNDING = 1e-12
+"""A point stays away from a border by this: sums of lengths are not more exact."""
 NOBODY = np.zeros(0, dtype=np.int64)
 NOTHING = np.zeros(0)
 MOST_TRIES = 1000
@@ -217,12 +219,14 @@ def _shortened(
     order = np.argsort(starts)
     out_lengths = np.zeros(out.size + 1)
     out_lengths[1:] = np.cumsum(lengths[order])
+    out_starts = starts[order] - out_lengths[:-1]
+    for j in range(1, out.size):
+        if out_starts[j] < out_starts[j - 1] + ROUNDING:  # neighbours, with nothing in between
+            out_starts[j] = out_starts[j - 1]
     uncertain = np.flatnonzero(scale * listed_probabilities < 1.0)
     ends = np.cumsum(scale * listed_probabilities[uncertain])
     end = turns - (ends[-1] if ends.size else 0.0)
-    return Shortened(
-        possible, scale, starts[order] - out_lengths[:-1], out_lengths, end, listed[uncertain], ends
-    )
+    return Shortened(possible, scale, out_starts, out_lengths, end, listed[uncertain], ends)
 
 
 @njit(cache=True)
@@ -231,8 +235,16 @@ def _look_up(
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     """The clients at ``points`` of a shortened line, where their segments start, and how long they are."""
     _, scale, out_starts, out_lengths, end, listed, listed_ends = shortened
-    places = points / scale
-    passed = out_lengths[np.searchsorted(out_starts, places, side="right")]
+    left = line.seen + line.in_own + line.unseen_ratio * line.in_block - out_lengths[-1]
+    places, passed = np.minimum(points / scale, left - ROUNDING), np.empty(points.size)
+    for i in range(points.size):
+        before = np.searchsorted(out_starts, places[i], side="right")
+        # a border is not met exactly: nobody who was left out may be found there
+        if before < out_starts.size:
+            places[i] = min(places[i], out_starts[before] - ROUNDING)
+        if before > 0:
+            places[i] = max(places[i], out_starts[before - 1] + ROUNDING)
+        passed[i] = out_lengths[before]
     clients, starts, lengths = _locate(line, places + passed)
     starts, lengths = (starts - passed) * scale, np.minimum(lengths * scale, 1.0)
     if listed.size:

@@ -172,11 +172,11 @@ class ReweightedPrior(LogRatioMixture):
         """The share of the prior in the mixture as it is now."""
         return math.exp(self.experts.log_weights[0])
 
-    def with_prior_share(self, share: float) -> ReweightedPrior:
-        """This mixture, as it is now, with another share of the prior."""
+    def with_prior_share(self, share: float, rest: float) -> ReweightedPrior:
+        """This mixture, as it is now, with other shares, of the prior and of the rest."""
         other = copy.copy(self)
         with np.errstate(divide="ignore"):
-            log_weights = np.log([share, 1.0 - share])
+            log_weights = np.log([share, rest])
         other._set_experts(log_weights, self.experts.scales, self.experts.bases)
         return other
 

@@ -161,7 +161,9 @@ class GuardState:
         anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
         before = self._outliers
         if anybody or len(before):
-            self._note_outliers(cohort.clients, norms)
+            self._outliers, self._peaks, self._calm = norm_window.note_outliers(
+                *self._window, cohort.clients, norms, before, self._peaks, self._calm, FORGIVEN
+            )
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
         self._first.append((cohort, norms.copy()))
@@ -170,22 +172,6 @@ class GuardState:
         first, self._first, self._begun = self._first, [], True
         judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
         return (True, judged) if self._hits else (False, [(cohort, norms)])
-
-    def _note_outliers(self, clients: IntArray, norms: FloatArray) -> None:
-        """A client above the outliers' bound is an outlier until it was below often enough."""
-        entries, values, counters, _, bounds = self._window
-        first = np.searchsorted(values[LOG, : counters[SIZE]], bounds[OUTLIER], side="right")
-        above = norms > math.exp(min(bounds[OUTLIER], LARGEST_LOG))
-        found = np.concatenate((entries[CLIENT, first : counters[SIZE]], clients[above]))
-        peaks = np.concatenate((values[LOG, first : counters[SIZE]], np.log(norms[above])))
-        found, places = np.unique(found, return_index=True)
-        self._calm[among(self._outliers, np.sort(clients))] += 1
-        stay = (self._calm < FORGIVEN) & (self._peaks > bounds[OUTLIER]) & ~among(self._outliers, found)
-        self._keep(stay)
-        order = np.argsort(np.concatenate((self._outliers, found)))
-        self._outliers = np.concatenate((self._outliers, found))[order]
-        self._peaks = np.concatenate((self._peaks, peaks[places]))[order]
-        self._calm = np.concatenate((self._calm, np.zeros(len(found), dtype=np.int64)))[order]
 
     def _keep(self, which: BoolArray) -> None:
         self._outliers, self._peaks, self._calm = (

@@ -178,7 +178,10 @@ def _tolerates_silence(make: Make, floor: float, prepare: BeforeDraw) -> None:
     _train(sampler, ROUNDS, prepare)
     prepare(sampler)
     cohort = sampler.draw()
-    sampler.observe(cohort, np.full(len(cohort), np.nan))  # it may learn who replies, and nothing else
+    before = sampler.probabilities()
+    sampler.observe(cohort, np.full(len(cohort), np.nan))
+    if not hasattr(sampler, "reply_rate"):  # those that have it learn who replies
+        assert np.array_equal(before, sampler.probabilities()), "a round without replies must change nothing"
     _assert_distribution(sampler, floor)
     for _ in range(ROUNDS):
         prepare(sampler)
