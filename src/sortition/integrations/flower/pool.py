@@ -15,7 +15,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError, StateError
 from sortition.core.protocols import Sampler, check_available
-from sortition.core.state import array, scalar, text
+from sortition.core.state import array, part, scalar, text
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.integrations.flower.identities import natural_order
@@ -279,7 +279,7 @@ class ClientPool:
         initial_clients = int(scalar(state, "initial_clients"))
         default_weights = array(state, "default_weights", np.float64, (None,))
         sizes = self._sizes.restored(state, identities)
-        kept = {name.removeprefix(SAMPLER): state[name] for name in state if name.startswith(SAMPLER)}
+        kept = part(state, SAMPLER)
         if kept:
             sampler = (
                 self._build_default(initial_clients, default_weights)
