@@ -285,11 +285,16 @@ def test_settings_are_checked(wrong: int) -> None:
 
 @pytest.mark.parametrize(
     "available",
-    [np.array([True, True, False, True]), {0, 1, 3}, [], ["3"], [[0, 1, 3]], [1, 2, 3], [0.0, 3.0]],
+    [np.array([True, True, False, True]), {0, 1, 3}, [], ["3"], [[0, 1, 3]], [1, 2, 3], [0.0, 3.5]],
 )
 def test_available_are_the_ids_that_the_cohort_was_drawn_from(available: Any) -> None:
     with pytest.raises(CohortError, match="available"):
         Cohort(9, 2, [0, 3], [1, 1], [0.5, 0.5], [2.0, 2.0], available=available)
+    if isinstance(available, list):
+        ids = np.array(available)
+        ids.flags.writeable = False
+        with pytest.raises(CohortError, match="available"):
+            Cohort(9, 2, [0, 3], [1, 1], [0.5, 0.5], [2.0, 2.0], available=ids)
 
 
 def exact_sum(state: dict[str, Any]) -> np.ndarray[Any, Any]:
