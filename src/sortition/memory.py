@@ -98,8 +98,9 @@ def scale_of(weights: Iterable[float], largest_entries: Iterable[float]) -> floa
 
 def largest_entry(row: NDArray[Any]) -> float:
     """The largest absolute entry."""
-    row = np.asarray(row, dtype=np.result_type(row, np.float32))  # numpy is slow with float16
-    return float(max(row.max(), -row.min()))
+    if row.dtype == np.float16:
+        row = row.astype(np.float32)  # numpy is slow with float16
+    return float(max(np.maximum.reduce(row), -np.minimum.reduce(row)))
 
 
 def rounding(writes: int, scale: float) -> float:
