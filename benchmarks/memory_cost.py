@@ -1,8 +1,9 @@
 """What a memory costs: the time of ``combine``, and the bytes that a round writes to a ledger.
 
-The time is that over norms and a weighted sum in numpy, medians of interleaved rounds:
+The time of norms and a weighted sum in numpy stands beside it. Medians of interleaved rounds:
 
     python benchmarks/memory_cost.py                  # 10^6 parameters, 20 clients
+    python benchmarks/memory_cost.py --offline        # 400 clients with 100,000 parameters, 10 a round
     python benchmarks/memory_cost.py --ledger         # 914 clients with 100,000 parameters, 20 a round
 """
 
@@ -45,6 +46,26 @@ def combine_time(parameters: int, size: int, rounds: int) -> None:
             )
 
 
+def offline_time(clients: int, parameters: int, size: int, rounds: int) -> None:
+    """Print the time of a round with all clients online, and with some of them; all are remembered."""
+    rng = np.random.default_rng(0)
+    own = rng.normal(size=(clients, parameters)).astype(np.float32)
+    everybody, online = np.arange(clients), clients // 10
+    memory = Memory(num_parameters=parameters, num_clients=clients)
+    memory.combine(Cohort(0, clients, everybody, *np.ones((3, clients))), own, np.full(clients, 1 / clients))
+    seconds: dict[float, list[float]] = {share: [] for share in (1.0, 0.9, 0.5, 0.1)}
+    for turn in range(1, len(seconds) * (rounds + 3)):
+        share = list(seconds)[turn % len(seconds)]
+        drawn, ones = rng.choice(online, size, replace=False), np.ones(size)
+        available = None if share == 1.0 else everybody[: round(share * clients)]
+        cohort = Cohort(turn, size, drawn, ones, 0.1 * ones, 10.0 * ones, available=available)
+        start = time.perf_counter()
+        memory.combine(cohort, own[drawn], np.full(size, 1 / clients))
+        seconds[share].append(time.perf_counter() - start)
+    for share, all_of_them in seconds.items():
+        print(f"{100 * share:.0f}% online: {1e3 * np.median(all_of_them[3:]):.1f} ms")
+
+
 def ledger_bytes(clients: int, parameters: int, size: int, rounds: int) -> None:
     """Print the bytes of the files that a round adds, in the second half of the rounds."""
     rng = np.random.default_rng(0)
@@ -80,9 +101,12 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ledger", action="store_true", help="bytes written to a ledger, not time")
+    parser.add_argument("--offline", action="store_true", help="time with clients offline")
     parser.add_argument("--rounds", type=int, default=0)
     given = parser.parse_args()
     if given.ledger:
         ledger_bytes(914, 100_000, 20, given.rounds or 240)
+    elif given.offline:
+        offline_time(400, 100_000, 10, given.rounds or 31)
     else:
         combine_time(10**6, 20, given.rounds or 11)

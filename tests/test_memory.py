@@ -23,7 +23,7 @@ from sortition import (
     default_sampler,
 )
 from sortition.core.designs import DESIGNS
-from sortition.memory import KEPT, LEAST_FACTOR
+from sortition.memory import KEPT, LEAST_FACTOR, SUM_TOLERANCE
 from tests.helpers import cohorts, same_state, simplex, vectors
 
 M, D = 4, 3
@@ -253,6 +253,7 @@ def test_bad_input_changes_nothing(updates: Any, weights: Any, argument: str) ->
         ("rounds", np.array([14, 10])),
         ("client_weights", np.array([0.25, -0.25, 0.25])),
         ("sum", np.ones(D) * 1e9),
+        ("rounding", 1.0),
         ("denominator", -1.0),
         ("numerator", np.inf),
     ],
@@ -284,24 +285,92 @@ def test_settings_are_checked(wrong: int) -> None:
 
 @pytest.mark.parametrize(
     "available",
-    [np.array([True, True, False, True]), {0, 1, 3}, [], ["3"], [[0, 1, 3]], [1, 2, 3], [0.0, 3.0]],
+    [np.array([True, True, False, True]), {0, 1, 3}, [], ["3"], [[0, 1, 3]], [1, 2, 3], [0.0, 3.5]],
 )
 def test_available_are_the_ids_that_the_cohort_was_drawn_from(available: Any) -> None:
     with pytest.raises(CohortError, match="available"):
         Cohort(9, 2, [0, 3], [1, 1], [0.5, 0.5], [2.0, 2.0], available=available)
+    if isinstance(available, list):
+        ids = np.array(available)
+        ids.flags.writeable = False
+        with pytest.raises(CohortError, match="available"):
+            Cohort(9, 2, [0, 3], [1, 1], [0.5, 0.5], [2.0, 2.0], available=ids)
 
 
-def test_rounding_does_not_add_up() -> None:
-    """One huge update is forgotten by halves; the sum then is that of the rows again, and the state loads."""
-    memory = Memory(num_parameters=1, num_clients=10, dtype="float64")
-    for turn in range(3000):
-        client = turn % 10
-        update = 1e25 if turn == 5 else 1.0
-        memory.combine(Cohort(turn, 1, [client], [1], [0.1], [10.0]), [[update]], [0.1])
+def exact_sum(state: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """The weighted sum of the rows in higher precision, and its scale."""
+    parts = np.array(
+        [
+            lam * state[f"row.{client}"].astype(np.longdouble)
+            for client, lam in zip(state["clients"], state["client_weights"], strict=True)
+        ]
+    )
+    return np.array([parts.sum(axis=0), np.abs(parts).max(axis=1).sum() * np.ones(parts.shape[1])])
+
+
+def check_state(memory: Memory, **options: Any) -> None:
+    """The sum is that of the rows, and the state loads."""
     state = memory.state_dict()
+    total, scale = exact_sum(state)
+    scale += np.finfo(np.float64).tiny  # below it, numbers have fewer digits
+    assert np.all(np.abs(state["sum"] - total) <= 1.001 * SUM_TOLERANCE * scale)
+    Memory(**options).load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("spike", [1e8, 1e16, 1e25])
+def test_rounding_does_not_add_up(dtype: Any, spike: float) -> None:
+    """One huge update is forgotten by halves. The sum is that of the rows in every turn."""
+    options = {"num_parameters": 2, "num_clients": 10, "dtype": dtype}
+    memory = Memory(**options)
+    for turn in range(1500):
+        client = turn % 10
+        update = [spike if turn == 5 else 1.0, np.cos(turn)]
+        memory.combine(Cohort(turn, 1, [client], [1], [0.1], [10.0]), [update], [0.1])
+        check_state(memory, **options)
     rows = [memory.remembered(client) for client in range(10)]
-    assert state["sum"] == pytest.approx(0.1 * np.sum(rows, axis=0), rel=1e-9)
-    Memory(num_parameters=1, num_clients=10, dtype="float64").load_state_dict(state)
+    assert memory.state_dict()["sum"] == pytest.approx(0.1 * np.sum(rows, axis=0), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_memory_of_updates_that_go_to_zero(dtype: Any) -> None:
+    """Exact gradients of a common optimum become smaller than any number, and every state loads."""
+    rng = np.random.default_rng(0)
+    options = {"num_parameters": 4, "num_clients": 5, "dtype": dtype}
+    memory, model, curvatures = Memory(**options), rng.normal(size=4), rng.uniform(0.5, 1.5, size=(5, 4))
+    everybody, ones = np.arange(5), np.ones(5)
+    for turn in range(1500):
+        cohort = Cohort(turn, 5, everybody, ones, ones, ones)
+        model = model - 0.7 * memory.combine(cohort, curvatures * model, ones / 5.0)[0]
+        check_state(memory, **options)
+    assert np.abs(model).max() < 1e-200
+
+
+def test_the_sum_is_made_anew_only_when_digits_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(Memory, "_sum_up", lambda memory: made.append(memory) or sum_up(memory))
+    memory = Memory(num_parameters=2, num_clients=20)
+    sampler, rng = UniformSampler(num_clients=20, cohort_size=5), np.random.default_rng(4)
+    for turn in range(1000):
+        cohort = sampler.draw()
+        updates = rng.normal(size=(len(cohort), 2)) + (1e12 if turn == 500 else 0.0)
+        memory.combine(cohort, updates, np.full(len(cohort), 0.05))
+        assert turn >= 500 or not made
+    assert 1 <= len(made) < 10
+
+
+sum_up = Memory._sum_up
+
+
+def test_a_huge_row_of_a_client_offline_does_not_drown_the_others() -> None:
+    memory = Memory(num_parameters=1, num_clients=4, dtype="float64")
+    for turn in range(4):
+        updates = [[1e20], [1.0], [2.0], [3.0]]
+        memory.combine(Cohort(turn, 4, range(4), *np.ones((3, 4))), updates, np.full(4, 0.25))
+    b = memory.coefficient
+    nobody = Cohort(4, 1, [], [], [], [], available=[1, 2, 3])
+    aggregate, _ = memory.combine(nobody, [], [])
+    assert aggregate == pytest.approx([b * 0.25 * 6.0], rel=1e-9)
 
 
 def test_the_sum_of_a_state_is_checked_at_any_scale() -> None:
@@ -342,6 +411,26 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="path"):
         Memory(num_parameters=1, num_clients=1, path=path)
     assert path.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("wrong", [OSError("No space left on device"), OverflowError("too large")])
+def test_a_file_without_room_is_removed(wrong: Exception, tmp_path: Path, monkeypatch: Any) -> None:
+    def refuse(*args: Any) -> None:
+        raise wrong
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    with pytest.raises(ConfigurationError, match=f"path.*{wrong}"):
+        Memory(num_parameters=1, num_clients=1, path=tmp_path / "rows")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_made_where_the_disk_can_not_be_asked_for_room(tmp_path: Path, monkeypatch: Any) -> None:
+    """As on macOS."""
+    monkeypatch.delattr("os.posix_fallocate")
+    memory = Memory(num_parameters=3, num_clients=2, path=tmp_path / "rows")
+    memory.combine(Cohort(0, 1, [1], [1], [0.5], [2.0]), [[1.0, 2.0, 3.0]], [0.5])
+    assert memory.remembered(1) == pytest.approx([1.0, 2.0, 3.0])
+    assert (tmp_path / "rows").stat().st_size == 24
 
 
 def test_if_nobody_replies_there_is_no_step() -> None:

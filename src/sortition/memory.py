@@ -13,7 +13,9 @@ With b = 1 this is FedVARP (Jhunjhunwala et al. 2022), the federated form of SAG
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import mul
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -23,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
-from sortition.core.state import array, check, constant, count, is_constant, number, text
+from sortition.core.state import array, check, constant, is_constant, number, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, one_of, whole_number
 
@@ -38,11 +40,76 @@ STEP = 0.5
 """How far a memory moves towards a new update, so that one noisy update does not fill it."""
 LEAST_FACTOR = 1e-3
 """What a certain client counts for when b is learnt, whose residual adds no variance."""
-LEAST_WRITES = 1000
-"""The sum is made anew after this many rows were written, and as many as there are: rounding can't add up."""
-SUM_TOLERANCE = 1e-6
-"""How far the sum of a state may be from that of its rows, relative to the largest entry."""
-STATE_VERSION = 3
+SUM_TOLERANCE = 1e-9
+"""The sum is made anew when rounding may have changed it by more than this, relative to its scale."""
+STATE_VERSION = 4
+
+
+@dataclass
+class Coefficient:
+    r"""b: a regression of new updates on remembered ones, over earlier rounds, kept in [0, 1].
+
+    .. math:: b = \sum_m f_m \langle g_m, y_m\rangle \Big/ \sum_m f_m \|y_m\|^2
+
+    with :math:`f_m` the squared client weight times ``variance_factors``. A round counts ``KEPT`` times as
+    much as the one after it.
+
+    >>> b = Coefficient()
+    >>> b.learn(1.0, 4.0)
+    >>> b.value
+    0.25
+    """
+
+    numerator: float = 0.0
+    denominator: float = 0.0
+
+    @property
+    def value(self) -> float:
+        """b of the next round."""
+        if self.denominator <= 0.0:
+            return 0.0
+        return float(min(max(self.numerator / self.denominator, 0.0), 1.0))
+
+    def learn(self, numerator: float, denominator: float) -> None:
+        """Take in the two sums of a round."""
+        if denominator > 0.0:
+            self.numerator = KEPT * self.numerator + numerator
+            self.denominator = KEPT * self.denominator + denominator
+
+    def state(self) -> dict[str, float]:
+        """The entries of a state."""
+        return {"numerator": self.numerator, "denominator": self.denominator}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Coefficient:
+        """The one that is in a state."""
+        return cls(number(state, "numerator"), number(state, "denominator", least=0.0))
+
+
+def variance_factors(cohort: Cohort) -> FloatArray:
+    """What the squares of the clients' residuals count for in the variance of the aggregate, about."""
+    return cohort.weights * (np.maximum(cohort.weights / cohort.counts - 1.0, 0.0) + LEAST_FACTOR)
+
+
+def scale_of(weights: Iterable[float], largest_entries: Iterable[float]) -> float:
+    r"""The scale of a weighted sum of rows, :math:`\sum_m \lambda_m \max_i |y_{mi}|`: no entry is larger."""
+    return sum(map(mul, weights, largest_entries), float(np.finfo(np.float64).tiny))
+
+
+def largest_entry(row: NDArray[Any]) -> float:
+    """The largest absolute entry."""
+    if row.dtype == np.float16:
+        row = row.astype(np.float32)  # numpy is slow with float16
+    return float(max(np.maximum.reduce(row), -np.minimum.reduce(row)))
+
+
+def rounding(writes: int, scale: float) -> float:
+    """How far rounding can take such a sum from the true one in this many writes.
+
+    A write takes an old row out and puts a new one in. It rounds at most eight numbers, each of which is at
+    most ``scale``, by half an epsilon.
+    """
+    return 4.0 * float(np.finfo(np.float64).eps) * writes * scale
 
 
 @njit(cache=True, fastmath={"reassoc", "contract"})
@@ -100,9 +167,10 @@ class Memory:
     plain one. A memory moves half of the way to a new update, all of it the first time.
 
     Only clients that were seen take memory: ``num_parameters`` numbers of ``dtype`` each, in RAM or, with
-    ``path``, in a scratch file, which must not exist yet. ``num_clients`` is the most that there will ever
-    be, newcomers included. ``bytes_needed`` is what the rows take when all of them, or ``max_clients``, were
-    seen; later ones are then not remembered. More than ``max_bytes`` is an error.
+    ``path``, in a scratch file, which must not exist yet; ``state_dict`` then copies all rows into RAM.
+    ``num_clients`` is the most that there will ever be, newcomers included. ``bytes_needed`` is what the rows
+    take when all of them, or ``max_clients``, were seen; later ones are then not remembered. More than
+    ``max_bytes`` is an error.
 
     >>> memory = Memory(num_parameters=2, num_clients=4)
     >>> cohort = Cohort(0, 1, clients=[2], counts=[1], probabilities=[0.25], weights=[4.0])
@@ -141,17 +209,16 @@ class Memory:
         self._spare: list[NDArray[Any]] = []  # rows of the file that are free again
         self._rows: dict[int, NDArray[Any]] = {}  # y, by client
         self._lambda: dict[int, float] = {}  # the weights in the sum
+        self._largest_entry: dict[int, float] = {}  # of each row
         self._sum = np.zeros(self._num_parameters)
-        self._writes = 0  # since the sum was made anew
+        self._rounding = 0.0  # how far it can have changed the sum since that was made anew
         self._bounds: set[int] = set()  # 3 and 7 if rounds 3, 4, 5 and 6 were combined
-        self._numerator = self._denominator = 0.0
+        self._coefficient = Coefficient()
 
     @property
     def coefficient(self) -> float:
         """b of the next round."""
-        if self._denominator <= 0.0:
-            return 0.0
-        return float(min(max(self._numerator / self._denominator, 0.0), 1.0))
+        return self._coefficient.value
 
     @property
     def clients_remembered(self) -> int:
@@ -188,8 +255,7 @@ class Memory:
         replied = np.array([vector is not None for vector in vectors], dtype=bool)
         norms, heard = np.sqrt(squares), cohort.replied(replied)
         with np.errstate(over="ignore", invalid="ignore"):
-            factors = weights[replied] ** 2 * heard.weights
-            factors *= np.maximum(heard.weights / heard.counts - 1.0, 0.0) + LEAST_FACTOR
+            factors = weights[replied] ** 2 * variance_factors(heard)
             numerator, denominator = (float(factors @ sums[replied]) for sums in (products, old_squares))
         if not np.isfinite(numerator + denominator):
             raise FeedbackError("updates are too large: their squares times client_weights are not finite")
@@ -201,24 +267,23 @@ class Memory:
             return np.zeros(self._num_parameters), norms
         if followed is not None:
             self._keep(followed)
-        aggregate = b * self._sum
-        for client in self._absent(cohort) if b > 0.0 else []:
-            _add(aggregate, -b * self._lambda[client], self._old(client))
+        aggregate = b * (self._sum_of_available(cohort) if b > 0.0 else self._sum)
+        before = self._scale(self._rows)
         raised = np.zeros(len(cohort))
         raised[replied] = weights[replied] * heard.weights
         for (place, update), row in zip(told, moving, strict=True):
             client, lam = clients[place], float(weights[place])
             known = client in self._rows
-            after = lam if known or len(self._rows) < self._most else 0.0  # 0: all room is taken
-            both, step = (self._lambda.get(client, 0.0), after), STEP if known else 1.0
+            kept = lam if known or len(self._rows) < self._most else 0.0  # 0: all room is taken
+            both, step = (self._lambda.get(client, 0.0), kept), STEP if known else 1.0
             _move(update, row, b, raised[place], step, both, self._largest, aggregate, self._sum)
-            if after > 0.0:
-                self._remember(client, after, row)
-        if self._writes > max(LEAST_WRITES, len(self._rows)):
+            if kept > 0.0:
+                self._remember(client, kept, row)
+        after = self._scale(self._rows)
+        self._rounding += rounding(len(told), before + after)
+        if self._rounding > SUM_TOLERANCE * after:
             self._sum_up()
-        if denominator > 0.0:
-            self._numerator = KEPT * self._numerator + numerator
-            self._denominator = KEPT * self._denominator + denominator
+        self._coefficient.learn(numerator, denominator)
         return aggregate, norms
 
     # Details -----------------------------------------------------------------------------------------
@@ -297,13 +362,27 @@ class Memory:
                 )
         return weights, None
 
-    def _absent(self, cohort: Cohort) -> list[int]:
-        """The remembered clients that could not be drawn."""
+    def _sum_of_available(self, cohort: Cohort) -> FloatArray:
+        """The sum over the clients that could be drawn.
+
+        The others are taken out of the whole sum, if they are fewer and not so large that digits are lost.
+        """
         if cohort.available is None:
-            return []
+            return self._sum
         remembered = np.fromiter(self._rows, dtype=np.int64, count=len(self._rows))
-        absent: list[int] = remembered[~np.isin(remembered, cohort.available)].tolist()
-        return absent
+        are_here = np.isin(remembered, cohort.available)
+        here, absent = remembered[are_here].tolist(), remembered[~are_here].tolist()
+        rounded = self._rounding + rounding(len(absent), self._scale(self._rows))
+        from_whole = len(absent) <= len(here) and rounded <= SUM_TOLERANCE * self._scale(here)
+        total = self._sum.copy() if from_whole else np.zeros(self._num_parameters)
+        for client in absent if from_whole else here:
+            lam = self._lambda[client]
+            _add(total, -lam if from_whole else lam, self._old(client))
+        return total
+
+    def _scale(self, clients: Iterable[int]) -> float:
+        clients = list(clients)
+        return scale_of(map(self._lambda.__getitem__, clients), map(self._largest_entry.__getitem__, clients))
 
     def _old(self, client: int) -> NDArray[Any]:
         """y as float32 or float64; zeros if nothing is remembered."""
@@ -322,20 +401,21 @@ class Memory:
             _add(self._sum, lam, row - new.astype(np.float64))
         self._put(client, row)
         self._lambda[client] = lam
-        self._writes += 1
 
     def _put(self, client: int, row: NDArray[Any]) -> None:
         if self._file is None:
             self._rows[client] = row
-            return
-        if client not in self._rows:
-            self._rows[client] = self._spare.pop() if self._spare else self._file[len(self._rows)]
-        self._rows[client][:] = row
+        else:
+            if client not in self._rows:
+                self._rows[client] = self._spare.pop() if self._spare else self._file[len(self._rows)]
+            self._rows[client][:] = row
+        self._largest_entry[client] = largest_entry(self._rows[client])
 
     def _keep(self, weights: dict[int, float]) -> None:
         """Keep these clients only, with these weights."""
         for client in [client for client in self._rows if client not in weights]:
             row = self._rows.pop(client)
+            del self._largest_entry[client]
             if self._file is not None:
                 self._spare.append(row)
         self._lambda = weights
@@ -343,7 +423,7 @@ class Memory:
 
     def _sum_up(self) -> None:
         """Make the sum anew: what rounding has added up since the last time is gone."""
-        self._sum, self._writes = np.zeros(self._num_parameters), 0
+        self._sum, self._rounding = np.zeros(self._num_parameters), 0.0
         for client, lam in self._lambda.items():
             _add(self._sum, lam, self._old(client))
 
@@ -351,13 +431,20 @@ class Memory:
         """A scratch file with room for all rows, which is taken from the disk at once."""
         try:
             with path.open("xb") as file:
-                os.posix_fallocate(file.fileno(), 0, self.bytes_needed)
+                try:
+                    if hasattr(os, "posix_fallocate"):
+                        os.posix_fallocate(file.fileno(), 0, self.bytes_needed)
+                    else:  # macOS
+                        file.truncate(self.bytes_needed)
+                except BaseException:
+                    path.unlink()
+                    raise
         except FileExistsError:
             raise ConfigurationError(
                 f"path names the file {path}, which exists; a memory needs a new one, since rows without "
                 "their state are of no use: delete it, or name another"
             ) from None
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise ConfigurationError(
                 f"path must name a file of {self.bytes_needed:,} bytes: {error}"
             ) from None
@@ -380,9 +467,8 @@ class Memory:
             "clients": np.array(list(rows), dtype=np.int64),
             "client_weights": np.array(list(self._lambda.values()), dtype=np.float64),
             "sum": self._sum.copy(),
-            "writes": self._writes,
-            "numerator": self._numerator,
-            "denominator": self._denominator,
+            "rounding": self._rounding,
+            **self._coefficient.state(),
             **{f"row.{client}": row for client, row in rows.items()},
         }
 
@@ -402,25 +488,25 @@ class Memory:
         rows = {c: array(state, f"row.{c}", self._dtype.type, shape) for c in clients.tolist()}
         rounds = array(state, "rounds", np.int64, (None,))
         total = array(state, "sum", np.float64, shape)
-        writes = count(state, "writes")
-        numerator, denominator = number(state, "numerator"), number(state, "denominator", least=0.0)
+        coefficient = Coefficient.from_state(state)
         if len(rounds) % 2 or (np.diff(rounds, prepend=-1) < 1).any():
             raise StateError("state has rounds that are not where stretches of rounds begin and end")
         check("client_weights", weights, np.isfinite(weights) & (weights >= 0.0), "finite, not negative")
         check("sum", total, np.isfinite(total), "finite")
-        exact, scale = np.zeros(shape), np.zeros(shape)
+        exact = np.zeros(shape)
         for (client, row), lam in zip(rows.items(), weights.tolist(), strict=True):
             check(f"row.{client}", row, np.isfinite(row), "finite")
             exact += lam * row.astype(np.float64)
-            scale += lam * np.abs(row.astype(np.float64))
-        if (np.abs(total - exact) > SUM_TOLERANCE * max(float(scale.max(initial=0.0)), 0.0)).any():
+        scale = scale_of(weights.tolist(), map(largest_entry, rows.values()))
+        rounded = number(state, "rounding", least=0.0, most=SUM_TOLERANCE * scale)
+        if not np.abs(total - exact).max() <= rounded + rounding(len(rows), scale) < np.inf:
             raise StateError("state has a sum that is not the weighted sum of its rows")
-        self._rows, self._spare = {}, []
+        self._rows, self._spare, self._largest_entry = {}, [], {}
         for client, row in rows.items():
             self._put(client, row)
         self._lambda = dict(zip(rows, weights.tolist(), strict=True))
-        self._sum, self._writes, self._bounds = total, writes, set(rounds.tolist())
-        self._numerator, self._denominator = numerator, denominator
+        self._sum, self._rounding, self._bounds = total, rounded, set(rounds.tolist())
+        self._coefficient = coefficient
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:

@@ -8,7 +8,8 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 
-from sortition import Cohort, CohortError, UniformSampler
+from sortition import Cohort, CohortError, ConfigurationError, UniformSampler
+from sortition.core.protocols import check_available
 from tests.helpers import norms_for, same_cohort
 
 
@@ -122,3 +123,41 @@ def test_parts_of_a_cohort_know_what_it_was_drawn_from() -> None:
     assert cohort.available is not None
     assert cohort.available.tolist() == [0, 2, 3, 5, 7, 9]
     assert not cohort.available.flags.writeable
+
+
+def test_what_it_was_drawn_from_is_a_copy_of_its_own() -> None:
+    """Even of a read-only view of every second id: its owner can change it, and it has gaps."""
+    given = np.arange(10)
+    view = given[::2]
+    view.flags.writeable = False
+    cohort = replace(some_cohort(), clients=[2, 4, 8], available=view)
+    given[:] = 0
+    assert cohort.available is not None
+    assert cohort.available.tolist() == [0, 2, 4, 6, 8]
+    assert cohort.checksum(1) == replace(cohort, available=[0.0, 2.0, 4.0, 6.0, 8.0]).checksum(1)
+
+
+def test_nobody_drawn_from_nobody() -> None:
+    assert len(Cohort(0, 1, [], [], [], [], available=[])) == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "given", "right"),
+    [
+        (None, None, True),
+        ([9, 2, 5], [2, 5, 9], True),
+        (None, [2, 5, 9], False),
+        ([2, 5, 9], None, False),
+        ([2, 5, 9, 10], [2, 5, 9, 11], False),
+        ([2, 5, 9, 10], [2, 5, 9], False),
+    ],
+)
+def test_a_sampler_must_write_down_the_clients_that_it_was_given(
+    written: list[int] | None, given: list[int] | None, right: bool
+) -> None:
+    cohort = replace(some_cohort(), available=written)
+    if right:
+        check_available(None, cohort, given)
+    else:
+        with pytest.raises(ConfigurationError, match="available"):
+            check_available(None, cohort, given)

@@ -257,6 +257,21 @@ def test_constants_stay_while_an_attachment_needs_them_and_no_longer(path: Path)
     assert np.mean(written[1:]) < 5.0  # of 20
 
 
+def test_what_is_known_of_attachments_goes_with_them(path: Path) -> None:
+    """Else a long run would need more and more memory. With constant arrays and without."""
+    with open_run(path, make) as run:
+        for turn in range(20):
+            cohort = run.draw()
+            run.attach(turn, "memory", {"a": row(turn)})
+            answered(run, cohort)
+            run.attachment(turn, "memory")
+        files = run._files
+        assert {name: sorted(known) for name, known in files._needs.items()} == {
+            name: files.numbers(f"attachment_{name}") for name in ("memory", "model")
+        }
+        assert all(len(known) <= 3 for known in files._needs.values())
+
+
 def test_arrays_that_are_missing_are_noticed(path: Path) -> None:
     with open_run(path, make) as run:
         run.attach(0, "memory", {"a": row(1.0)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -52,37 +53,20 @@ class Cohort:
             array = getattr(self, name)
             if type(array) is np.ndarray and array.dtype == dtype and not array.flags.writeable:
                 continue  # as a sampler makes them
-            numbers = real_numbers(name, array, CohortError)
-            if dtype == WHOLE and np.any((numbers != np.floor(numbers)) | (np.abs(numbers) >= 2.0**63)):
-                raise CohortError(f"{name} must be whole numbers, got {shown(array)}")
-            array = np.ascontiguousarray(numbers, dtype=dtype)
-            if array.flags.writeable:
-                array = array.copy()
-                array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, _read_only_copy(name, array, dtype))
         if not len(self.clients) == len(self.counts) == len(self.probabilities) == len(self.weights):
             raise CohortError(
                 "clients, counts, probabilities and weights must have one length, got "
                 f"{len(self.clients)}, {len(self.counts)}, {len(self.probabilities)}, {len(self.weights)}"
             )
         if self.available is not None:
-            ids = real_numbers("available", self.available, CohortError)
-            object.__setattr__(self, "available", self._checked_available(ids))
-
-    def _checked_available(self, ids: IntArray) -> IntArray:
-        if ids.dtype == WHOLE and not ids.flags.writeable:
-            return ids  # as a sampler makes them
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise CohortError(
-                f"available must be the client ids that the cohort was drawn from, got {ids.dtype} of shape "
-                f"{ids.shape}"
-            )
-        missing = self.clients[~np.isin(self.clients, ids)]
-        if len(missing):
-            raise CohortError(f"available must hold the clients of the cohort, but {missing[0]} is not there")
-        ids = ids.astype(WHOLE)
-        ids.flags.writeable = False
-        return ids
+            ids = _read_only_copy("available", self.available, WHOLE)
+            missing = self.clients[~np.isin(self.clients, ids)]
+            if len(missing):
+                raise CohortError(
+                    f"available must hold the clients of the cohort, but {missing[0]} is not there"
+                )
+            object.__setattr__(self, "available", ids)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -111,19 +95,23 @@ class Cohort:
             )
         if present.all():
             return self
-        replies = self.only(present)
-        raised = replies.weights * (len(self) / max(len(replies), 1))
-        return replace(replies, weights=raised)
+        return self._part(present, self.weights[present] * (len(self) / max(int(present.sum()), 1)))
 
     def only(self, mask: BoolArray) -> Cohort:
         """The part of the cohort where ``mask`` is true, with its weights as they were."""
-        return replace(
+        return self._part(mask, self.weights[mask])
+
+    def _part(self, mask: BoolArray, weights: FloatArray) -> Cohort:
+        part = replace(
             self,
             clients=self.clients[mask],
             counts=self.counts[mask],
             probabilities=self.probabilities[mask],
-            weights=self.weights[mask],
+            weights=weights,
+            available=None,
         )
+        object.__setattr__(part, "available", self.available)  # it was checked
+        return part
 
     def checksum(self, identity: int) -> int:
         """What the sampler called ``identity`` writes on the ticket: it covers all that the cohort says."""
@@ -131,3 +119,14 @@ class Cohort:
         for array in (self.clients, self.counts, self.probabilities, self.weights):
             found = zlib.crc32(array.data, found)
         return found if self.available is None else zlib.crc32(self.available.data, found)
+
+
+def _read_only_copy(name: str, values: ArrayLike, dtype: np.dtype[Any]) -> Any:
+    numbers = real_numbers(name, values, CohortError)
+    if numbers.ndim != 1:
+        raise CohortError(f"{name} must be a list or vector of numbers, got shape {numbers.shape}")
+    if dtype == WHOLE and np.any((numbers != np.floor(numbers)) | (np.abs(numbers) >= 2.0**63)):
+        raise CohortError(f"{name} must be whole numbers, got {shown(values)}")
+    array = np.array(numbers, dtype=dtype, order="C", subok=False)
+    array.flags.writeable = False
+    return array

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
+from sortition.core.validation import shown
 
 
 @runtime_checkable
@@ -45,8 +47,13 @@ class Sampler(Protocol):
 
 def check_available(sampler: object, cohort: Cohort, available: ArrayLike | None) -> None:
     """A ConfigurationError if the sampler did not write on the cohort what it was drawn from."""
-    if (cohort.available is None) != (available is None):
+    got = cohort.available
+    if got is None or available is None:
+        right = got is available
+    else:
+        right = np.array_equal(np.sort(got), np.sort(available))
+    if not right:
         raise ConfigurationError(
             f"{type(sampler).__name__}.draw must put the clients that it was given on the cohort, as "
-            f"Cohort(..., available=available), got {'none' if cohort.available is None else 'some'} there"
+            f"Cohort(..., available=available), got {shown(got)} there instead of {shown(available)}"
         )

@@ -33,6 +33,11 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, Constant) and not value.flags.writeable
 
 
+def part(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries whose names start with ``prefix``, under the rest of their names."""
+    return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+
+
 def scalar(state: Mapping[str, Any], name: str) -> int | float:
     """A number out of a state."""
     value = state.get(name)

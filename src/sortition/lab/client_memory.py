@@ -1,8 +1,9 @@
 r"""A memory that the clients hold: the server keeps one vector, and sees nothing but sums.
 
 The estimate is that of :class:`sortition.Memory`. Client m keeps its own :math:`y_m`. In a round the server
-tells b to the cohort, and to each client its weight in the aggregate. A client answers with four parts, and
-secure aggregation may add up each of them over the cohort before the server sees it:
+tells b to the cohort, and to each client its weight in the aggregate and its factor in the variance. A client
+answers with four parts, and secure aggregation may add up each of them over the cohort before the server sees
+it:
 
 .. math:: \lambda_m\,\mathrm{weight}_m\,(g_m - b\,y_m), \qquad \lambda_m\,(y_m^{new} - y_m), \qquad
           f_m \langle g_m, y_m\rangle, \qquad f_m \|y_m\|^2
@@ -23,7 +24,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
-from sortition.memory import KEPT, LEAST_FACTOR, STEP
+from sortition.memory import STEP, Coefficient, variance_factors
 
 
 class UpdateMemory(Protocol):
@@ -58,18 +59,19 @@ class RememberingClient:
 
     remembered: FloatArray | None = None
 
-    def answer(self, update: FloatArray, b: float, client_weight: float, weight: float, count: int) -> Answer:
+    def answer(
+        self, update: FloatArray, b: float, client_weight: float, weight: float, factor: float
+    ) -> Answer:
         """Answer in a round, and move the memory half of the way to the update, all of it the first time."""
         old = np.zeros_like(update) if self.remembered is None else self.remembered
         new = update.copy() if self.remembered is None else old + STEP * (update - old)
         residual = update - b * old
-        factor = client_weight**2 * weight * (max(weight / count - 1.0, 0.0) + LEAST_FACTOR)
         self.remembered = new
         return Answer(
             residual=client_weight * weight * residual,
             change=client_weight * (new - old),
-            product=factor * float(update @ old),
-            square=factor * float(old @ old),
+            product=client_weight**2 * factor * float(update @ old),
+            square=client_weight**2 * factor * float(old @ old),
             norm=math.sqrt(float(residual @ residual)),
         )
 
@@ -86,12 +88,12 @@ class ClientHeldMemory:
     def __init__(self, *, num_parameters: int) -> None:
         self._clients: dict[int, RememberingClient] = {}  # each on its own device
         self._sum = np.zeros(whole_number("num_parameters", num_parameters, least=1))
-        self._product = self._square = 0.0
+        self._coefficient = Coefficient()
 
     @property
     def coefficient(self) -> float:
         """b of the next round."""
-        return min(max(self._product / self._square, 0.0), 1.0) if self._square > 0.0 else 0.0
+        return self._coefficient.value
 
     def remembered(self, client: int) -> FloatArray:
         """y of ``client``: zeros if it remembers nothing. A real server can't ask for it."""
@@ -106,20 +108,19 @@ class ClientHeldMemory:
         """The aggregate, and the norms of the residuals for the sampler; all of the cohort must reply."""
         b = self.coefficient
         answers = [
-            self._clients.setdefault(client, RememberingClient()).answer(update, b, lam, weight, count)
-            for client, update, lam, weight, count in zip(
+            self._clients.setdefault(client, RememberingClient()).answer(update, b, lam, weight, factor)
+            for client, update, lam, weight, factor in zip(
                 cohort.clients.tolist(),
                 updates,
                 client_weights.tolist(),
                 cohort.weights.tolist(),
-                cohort.counts.tolist(),
+                variance_factors(cohort).tolist(),
                 strict=True,
             )
         ]
         aggregate = b * self._sum + sum(answer.residual for answer in answers)
         self._sum = self._sum + sum(answer.change for answer in answers)
-        square = sum(answer.square for answer in answers)
-        if square > 0.0:
-            self._product = KEPT * self._product + sum(answer.product for answer in answers)
-            self._square = KEPT * self._square + square
+        self._coefficient.learn(
+            sum(answer.product for answer in answers), sum(answer.square for answer in answers)
+        )
         return aggregate, np.array([answer.norm for answer in answers])

@@ -73,7 +73,7 @@ class RunFiles:
         self.directory = directory
         self._run_id = run_id
         self._held: dict[str, dict[str, tuple[Any, int]]] = {}  # constant arrays and their files, by name
-        self._needs: dict[tuple[str, int], set[int]] = {}  # the files that an attachment needs
+        self._needs: dict[str, dict[int, set[int]]] = {}  # the files that each attachment of a name needs
 
     def write(self, name: str, number: int, values: Plain, *, needed: int | None = None) -> None:
         """Write a file durably, then remove all others of its name except the last one and ``needed``.
@@ -137,7 +137,7 @@ class RunFiles:
             files = self._write_constants(name, arrays)
             rest = {entry: value for entry, value in arrays.items() if entry not in files}
             self.write(file_name, number, {**rest, CONSTANT_FILES: json.dumps(files)}, needed=needed)
-            self._needs[name, number] = set(files.values())
+            self._needs.setdefault(name, {})[number] = set(files.values())
             self._remove_constants(name)
         except OSError as error:
             raise LedgerError(f"{self.directory} cannot be written to: {error}") from error
@@ -169,16 +169,16 @@ class RunFiles:
 
     def _remove_constants(self, name: str) -> None:
         """Remove the files of constants that no attachment needs, unless an attachment can't be read."""
-        present = self.numbers(CONSTANTS + name)
-        needed: set[int] = set()
-        for number in self.numbers(ATTACHMENT + name) if present else []:
-            if (name, number) not in self._needs:
+        present, attached = self.numbers(CONSTANTS + name), self.numbers(ATTACHMENT + name)
+        known = self._needs[name]
+        needs = self._needs[name] = {number: known[number] for number in attached if number in known}
+        for number in attached if present else []:
+            if number not in needs:
                 try:
-                    self._read_attachment(name, number)
+                    needs[number] = set(self._read_attachment(name, number)[1].values())
                 except (LedgerError, OSError):
                     return
-            needed |= self._needs[name, number]
-        gone = [number for number in present if number not in needed]
+        gone = set(present).difference(*needs.values())
         if gone:
             sync(self.directory)  # first, the attachments that needed them must be gone for good
         for number in gone:
@@ -219,7 +219,6 @@ class RunFiles:
             files = {str(entry): int(n) for entry, n in json.loads(values.pop(CONSTANT_FILES)).items()}
         except (KeyError, ValueError, TypeError, AttributeError):
             raise LedgerError(f"{self._file(ATTACHMENT + name, number)} is no attachment") from None
-        self._needs[name, number] = set(files.values())
         return values, files
 
     def remove_unfinished(self) -> None:

@@ -186,11 +186,10 @@ class RecordedSampler:
         A cohort that is handed out again is the one that was drawn, even if some of its clients are not
         available now: report nan for them.
         """
+        again = self.draw_again()
+        if again is not None:
+            return again
         with self._changing() as current:
-            for round_index, cohort in current.open.items():
-                if round_index not in self._handed_out:
-                    self._handed_out.add(round_index)
-                    return cohort
             with self._refusable(current):
                 new: Cohort = current.sampler.draw(available)
             check_available(current.sampler, new, available)
@@ -200,6 +199,15 @@ class RecordedSampler:
             self._snapshot_if_due(current)
             self._handed_out.add(new.round_index)  # last: an interrupted caller has not had it
             return new
+
+    def draw_again(self) -> Cohort | None:
+        """The oldest open cohort that this process has not had yet; None if the next draw is a new one."""
+        with self._mutex:
+            for round_index, cohort in self._current().open.items():
+                if round_index not in self._handed_out:
+                    self._handed_out.add(round_index)
+                    return cohort
+        return None
 
     def observe(self, cohort: Cohort, norms: ArrayLike) -> None:
         """Commit the feedback and learn from it; the same feedback again changes nothing."""

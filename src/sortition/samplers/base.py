@@ -226,7 +226,8 @@ class BaseSampler(ABC):
             weighed = draw_cohort(self._design, effective, self.num_clients, self._cohort_size, generator)
         for array_of_cohort in weighed:
             array_of_cohort.setflags(write=False)  # nobody else has them, so no copy is needed
-        cohort = Cohort(self._round_index, self._cohort_size, *weighed, available=ids)
+        cohort = Cohort(self._round_index, self._cohort_size, *weighed)
+        object.__setattr__(cohort, "available", ids)  # checked above, and nobody else has them
         ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
         self._open[self._round_index] = ticket

@@ -9,6 +9,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from sortition import UniformSampler
 from sortition.integrations.flower import AdaptiveSampling
+from sortition.integrations.flower.pool import ClientPool
 from sortition.ledger import read_run, verify_run
 from tests.integrations.flower.fake_grid import federation, model, weights
 from tests.integrations.flower.test_resume import INNER, ROUNDS, clients
@@ -106,6 +107,30 @@ def test_a_cohort_drawn_before_the_crash_may_hold_clients_that_are_offline_now(t
     result = strategy.start(grid, model(0.0, 1.0), num_rounds=4)
     assert result.train_metrics_clientapp[3]["sampling-failures"] == 1
     assert result.train_metrics_clientapp[4]["sampling-failures"] == 0
+
+
+def test_newcomers_wait_for_a_cohort_that_was_drawn_before_the_crash(tmp_path):
+    """Its weights and its total are those of the ten clients that it was drawn from, not of all twenty."""
+    names = [f"client-{place}" for place in range(20)]
+
+    def opened():
+        pool = ClientPool(None, 4, dict.fromkeys(names, 10.0), 0, tmp_path / "run.db")
+        pool.resume()
+        return pool
+
+    pool = opened()
+    before = pool.draw(names[:10], {})
+    pool._run._abandon()
+    pool = opened()
+    again = pool.draw(names, {})
+    np.testing.assert_array_equal(again.cohort.clients, before.cohort.clients)
+    np.testing.assert_array_equal(again.probabilities, before.probabilities)
+    assert again.total_size == before.total_size == 100.0
+    weighed = pool.weigh(again, np.ones(4), np.full(4, 10.0), 0.0)
+    assert weighed.replied.weights @ weighed.shares == pytest.approx(1.0)
+    pool.observe(again, weighed, state=lambda: pool.state(with_sampler=False))
+    assert pool.draw(names, {}).total_size == 200.0
+    pool.close()
 
 
 def strategy_name(names, client):

@@ -211,6 +211,42 @@ def test_a_reply_that_is_lost_on_the_way_changes_nothing_in_the_sum(how):
     assert one_round(strategy, grid, model(*START), 6)[1]["sampling-memory-lost"] == 0
 
 
+def held_by(client, digest):
+    return np.frombuffer(client.context.state.array_records[RECORD][digest].data, "<f4").astype(np.float64)
+
+
+def spiking(spike):
+    """Clients of which the first sends one huge update."""
+    several = holding(clients())
+    honest = several[0].train
+    several[0].train = lambda arrays, t: {"w": arrays["w"] + spike} if t == 3 else honest(arrays, t)
+    return several
+
+
+@pytest.mark.parametrize(("spike", "begins_anew"), [(1e3, False), (1e12, True), (1e20, True), (-1e35, True)])
+def test_one_huge_update_does_not_spoil_the_sum_for_good(spike, begins_anew, caplog):
+    """In every round the sum is that of what the clients hold, to a millionth of its scale."""
+    grid = federation(spiking(spike))
+    strategy, sampler = filled(grid, rounds=())
+    for server_round in range(1, 250):
+        sampler.told = certain(*((0, 1, 2), (2, 3, 4), (4, 0))[server_round % 3])
+        one_round(strategy, grid, model(*START), server_round)
+        parts = np.array(
+            [
+                counted.size * held_by(client(grid, m), counted.digest)
+                for m, counted in strategy._memory._counted.items()
+            ]
+        )
+        off = np.abs(strategy._memory._sum - parts.sum(axis=0)).max()
+        assert off <= 1e-6 * np.abs(parts).max(axis=1).sum()
+        if server_round == 120:
+            state = through_a_file(strategy.state_dict())
+            strategy, sampler = filled(grid, rounds=())
+            strategy.load_state_dict(state)
+    assert len(strategy._memory._counted) == 5
+    assert ("begins anew: rounding" in caplog.text) == begins_anew
+
+
 # Clients that are not as they should be
 
 
@@ -380,6 +416,8 @@ def test_the_kind_of_memory_may_change_in_a_resumed_run():
         ({"sum": np.zeros(2, dtype=np.float32)}, "sum"),
         ({"sum": np.array([np.nan, 0.0])}, "sum"),
         ({"sizes": -np.ones(5)}, "sizes"),
+        ({"largest_entries": np.full(5, np.inf)}, "largest_entries"),
+        ({"rounding": -1.0}, "rounding"),
         ({"digests": np.zeros((5, 3), dtype=np.uint8)}, "digests"),
         ({"clients": np.zeros(4, dtype=np.int64)}, "sizes"),
         ({"denominator": -1.0}, "denominator"),

@@ -7,7 +7,8 @@ examples, and the digest of each :math:`y_m` in this sum.
 A message to a client names the digest. The client sends the :math:`y_m` that has it, and then keeps two: this
 one and the new one. So it does not matter whether the server gets the reply: its next message names one of
 the two. If the client has neither, because it was started anew, it sends none. Then its part can't be taken
-out of the sum: the round is done without a memory, and the sum begins anew.
+out of the sum: the round is done without a memory, and the sum begins anew. It also begins anew after a round
+in which rounding can have changed it too much, for example since a huge update was put in and taken out.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from sortition.core.cohort import Cohort
-from sortition.core.errors import StateError
-from sortition.core.state import array, number
+from sortition.core.state import array, check, number, part
 from sortition.core.types import FloatArray
 from sortition.integrations.flower.model_memory import (
     ClientUpdate,
@@ -32,7 +32,7 @@ from sortition.integrations.flower.model_memory import (
     check_num_parameters,
     remembered_keys,
 )
-from sortition.memory import KEPT, LEAST_FACTOR, STEP
+from sortition.memory import STEP, Coefficient, largest_entry, rounding, scale_of, variance_factors
 
 log = logging.getLogger("flwr.sortition")
 
@@ -46,6 +46,8 @@ CLIENT_MEMORY = "client_memory."
 STYPE = "sortition.float32"
 """How y is serialised: its bytes, so that the digest is known before anything is read."""
 LARGEST = float(np.finfo(np.float32).max)
+SUM_TOLERANCE = 1e-6
+"""The sum begins anew when rounding may have changed it by more than this, relative to its scale."""
 
 
 # The client ----------------------------------------------------------------------------------------------
@@ -116,9 +118,10 @@ def _numbers(data: bytes) -> NDArray[np.float32]:
 
 
 class _Counted(NamedTuple):
-    """What is in the sum for a client: the digest of its y, and the size that y is multiplied by."""
+    """What is in the sum for a client: y, by its digest and its largest entry, times a size."""
 
     digest: str
+    largest_entry: float
     size: float
 
 
@@ -136,14 +139,13 @@ class MemorySum:
     def __init__(self) -> None:
         self._sum = np.zeros(0)
         self._counted: dict[int, _Counted] = {}
-        self._numerator = self._denominator = 0.0
+        self._rounding = 0.0  # how far it can have changed the sum since that began
+        self._coefficient = Coefficient()
 
     @property
     def coefficient(self) -> float:
         """b of the next round."""
-        if self._denominator <= 0.0:
-            return 0.0
-        return float(min(max(self._numerator / self._denominator, 0.0), 1.0))
+        return self._coefficient.value
 
     @property
     def num_bytes(self) -> int:
@@ -181,10 +183,10 @@ class MemorySum:
 
         aggregate, norms = b * self._sum, np.full(len(cohort), np.nan)
         numerator = denominator = 0.0
-        counted = {} if lost else dict(self._counted)
-        total = np.zeros_like(self._sum) if lost else self._sum.copy()
-        for place, client, weight, count, (y, keeps) in zip(
-            places, clients, heard.weights.tolist(), heard.counts.tolist(), kept, strict=True
+        total = self._sum.copy()
+        moved_to: dict[int, tuple[float, NDArray[np.float32]]] = {}
+        for place, client, weight, factor, (y, keeps) in zip(
+            places, clients, heard.weights.tolist(), variance_factors(heard).tolist(), kept, strict=True
         ):
             update = updates[place]
             assert update is not None
@@ -193,22 +195,31 @@ class MemorySum:
             residual = new - b * old
             norms[place] = np.sqrt(_product(residual, residual))
             aggregate += weight * residual
-            factor = weight * (max(weight / count - 1.0, 0.0) + LEAST_FACTOR)
             numerator += factor * _product(new, old)
             denominator += factor * _product(old, old)
-            if client in counted:
-                total -= old
-                del counted[client]
+            total -= old
             if keeps:
-                following = moved(y, update.vector)
-                total += update.size * following.astype(np.float64)
-                counted[client] = _Counted(digest_of(following.tobytes()), update.size)
-        if lost:
-            log.warning("\t> %d clients no longer have the memory that they had. It begins anew", lost)
-        self._sum, self._counted = total, counted
-        if denominator > 0.0:
-            self._numerator = KEPT * self._numerator + numerator
-            self._denominator = KEPT * self._denominator + denominator
+                moved_to[client] = update.size, moved(y, update.vector)
+        self._coefficient.learn(numerator, denominator)
+
+        asked = set(clients)
+        others = {client: each for client, each in self._counted.items() if client not in asked}
+        counted = {
+            client: _Counted(digest_of(y.tobytes()), largest_entry(y), size)
+            for client, (size, y) in moved_to.items()
+        }
+        scale = _scale({**others, **counted})
+        self._rounding += rounding(len(clients), _scale(self._counted) + scale)
+        reason = f"{lost} clients no longer have what they remembered" if lost else ""
+        if not lost and self._rounding > SUM_TOLERANCE * scale:
+            reason = "rounding can have changed the sum"
+        if reason:
+            log.warning("\t> The memory begins anew: %s", reason)
+            total, others = np.zeros_like(total), {}
+            self._rounding = rounding(len(counted), _scale(counted))
+        for size, y in moved_to.values():
+            total += size * y.astype(np.float64)
+        self._sum, self._counted = total, {**others, **counted}
         return Combined(aggregate, norms, b, offline_examples, lost)
 
     def _kept(self, client: int, update: ClientUpdate | None) -> tuple[NDArray[np.float32] | None, bool]:
@@ -238,36 +249,45 @@ class MemorySum:
             "clients": np.array(list(self._counted), dtype=np.int64),
             "digests": np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
             "sizes": np.array([each.size for each in self._counted.values()], dtype=np.float64),
-            "numerator": self._numerator,
-            "denominator": self._denominator,
+            "largest_entries": np.array(
+                [each.largest_entry for each in self._counted.values()], dtype=np.float64
+            ),
+            "rounding": self._rounding,
+            **self._coefficient.state(),
         }
         return {CLIENT_MEMORY + name: value for name, value in kept.items()}
 
     def restored(self, state: Mapping[str, Any]) -> MemorySum:
         """The memory that is in ``state``; an empty one if there is none."""
-        kept = {
-            name.removeprefix(CLIENT_MEMORY): state[name] for name in state if name.startswith(CLIENT_MEMORY)
-        }
+        kept = part(state, CLIENT_MEMORY)
         restored = MemorySum()
         if kept:
             total, clients = (
                 array(kept, "sum", np.float64, (None,)),
                 array(kept, "clients", np.int64, (None,)),
             )
-            sizes = array(kept, "sizes", np.float64, (len(clients),))
-            digests = array(kept, "digests", np.uint8, (len(clients), DIGEST_BYTES))
-            if not (np.isfinite(total).all() and np.isfinite(sizes).all() and (sizes >= 0.0).all()):
-                raise StateError(
-                    "state has a client_memory whose sum or sizes are not finite or are negative"
-                )
+            shape = (len(clients),)
+            sizes, largest = (array(kept, name, np.float64, shape) for name in ("sizes", "largest_entries"))
+            digests = array(kept, "digests", np.uint8, (*shape, DIGEST_BYTES))
+            check("sum", total, np.isfinite(total), "finite")
+            for name, values in (("sizes", sizes), ("largest_entries", largest)):
+                check(name, values, np.isfinite(values) & (values >= 0.0), "finite, not negative")
             restored._sum = total
             restored._counted = {
-                client: _Counted(digest.tobytes().hex(), size)
-                for client, digest, size in zip(clients.tolist(), digests, sizes.tolist(), strict=True)
+                client: _Counted(digest.tobytes().hex(), entry, size)
+                for client, digest, entry, size in zip(
+                    clients.tolist(), digests, largest.tolist(), sizes.tolist(), strict=True
+                )
             }
-            restored._numerator = number(kept, "numerator")
-            restored._denominator = number(kept, "denominator", least=0.0)
+            restored._rounding = number(kept, "rounding", least=0.0)
+            restored._coefficient = Coefficient.from_state(kept)
         return restored
+
+
+def _scale(counted: Mapping[int, _Counted]) -> float:
+    return scale_of(
+        (each.size for each in counted.values()), (each.largest_entry for each in counted.values())
+    )
 
 
 def _product(one: FloatArray, other: FloatArray) -> float:

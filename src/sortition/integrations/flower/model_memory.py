@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, StateError
-from sortition.core.state import count
+from sortition.core.state import count, part
 from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
 from sortition.memory import Memory
@@ -145,7 +145,7 @@ class ModelMemory:
 
     def restored(self, state: Mapping[str, Any]) -> ModelMemory:
         """The memory that is in ``state``; an empty one if there is none."""
-        kept = {name.removeprefix(MEMORY): state[name] for name in state if name.startswith(MEMORY)}
+        kept = part(state, MEMORY)
         restored = ModelMemory(self._max_bytes)
         if kept:
             num_parameters = count(kept, "num_parameters")

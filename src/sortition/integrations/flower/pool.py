@@ -15,7 +15,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError, StateError
 from sortition.core.protocols import Sampler, check_available
-from sortition.core.state import array, scalar, text
+from sortition.core.state import array, part, scalar, text
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.integrations.flower.identities import natural_order
@@ -135,17 +135,22 @@ class ClientPool:
     # A round -----------------------------------------------------------------------------------------
 
     def draw(self, online: Iterable[str], reported_sizes: Mapping[str, float]) -> DrawnCohort:
-        """Let new clients join, then draw a cohort from those online."""
-        names = list(online)
-        sampler = self._join([name for name in names if name not in self._ids], reported_sizes)
-        available = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
-        all_available = len(available) == sampler.num_clients > sampler.cohort_size
-        probabilities = sampler.probabilities(available)
-        asked = None if all_available else available
-        cohort = sampler.draw(asked)
-        if self._run is None:
+        """Let new clients join, then draw a cohort from those online.
+
+        With a ledger, a cohort that was drawn before a crash comes first. Nobody joins before it is done.
+        """
+        cohort = None if self._run is None else self._run.draw_again()
+        if cohort is None:
+            names = list(online)
+            sampler = self._join([name for name in names if name not in self._ids], reported_sizes)
+            available = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
+            all_available = len(available) == sampler.num_clients > sampler.cohort_size
+            probabilities = sampler.probabilities(available)
+            asked = None if all_available else available
+            cohort = sampler.draw(asked)
             check_available(sampler, cohort, asked)
-        else:  # the ledger may hand out a cohort that was drawn before a crash, when others were online
+        else:
+            sampler = self._open_sampler()
             available = np.arange(sampler.num_clients) if cohort.available is None else cohort.available
             probabilities = sampler.probabilities(available)
         identities = self.identities
@@ -279,7 +284,7 @@ class ClientPool:
         initial_clients = int(scalar(state, "initial_clients"))
         default_weights = array(state, "default_weights", np.float64, (None,))
         sizes = self._sizes.restored(state, identities)
-        kept = {name.removeprefix(SAMPLER): state[name] for name in state if name.startswith(SAMPLER)}
+        kept = part(state, SAMPLER)
         if kept:
             sampler = (
                 self._build_default(initial_clients, default_weights)
