@@ -248,10 +248,11 @@ def _look_up(
     clients, starts, lengths = _locate(line, places + passed)
     starts, lengths = (starts - passed) * scale, np.minimum(lengths * scale, 1.0)
     if listed.size:
-        for i in np.flatnonzero(points >= end):
-            which = min(np.searchsorted(listed_ends, points[i] - end, side="right"), listed.size - 1)
+        for place in np.flatnonzero(points >= end):
+            which = min(np.searchsorted(listed_ends, points[place] - end, side="right"), listed.size - 1)
             begin = listed_ends[which - 1] if which else 0.0
-            clients[i], starts[i], lengths[i] = listed[which], end + begin, listed_ends[which] - begin
+            clients[place], starts[place] = listed[which], end + begin
+            lengths[place] = listed_ends[which] - begin
     return clients, starts, lengths
 
 
