@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sortition.core.beliefs import LEAST_SHARE, PRIOR_UNIFORM, Population
+from sortition.core.beliefs import GAINS, HIGHEST, LEAST_SHARE, PRIOR_UNIFORM, Population
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
+from sortition.core.errors import StateError
 from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
@@ -177,15 +178,64 @@ class EmpiricalBayesSampler(BaseSampler):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        unknown = ("level", "log_loss")  # before the first feedback
-        people = tuple(number(state, name, nan=name in unknown) for name in PEOPLE_FIELDS)
         clients = array(state, "seen_clients", np.int64, (None,))
-        seen = array(state, "beliefs", np.float64, (len(clients), len(CLIENT_FIELDS)))
-        check("beliefs", seen, np.isfinite(seen), "finite")
+        rows = array(state, "beliefs", np.float64, (len(clients), len(CLIENT_FIELDS)))
+        check("beliefs", rows, np.isfinite(rows), "finite")
+        seen = np.ascontiguousarray(rows).view(CLIENT).reshape(-1)
+        people = tuple(number(state, name, **LIMITS.get(name, {})) for name in PEOPLE_FIELDS)
+        _check_sums(dict(zip(PEOPLE_FIELDS, people, strict=True)), seen)
         self._reweighted.restore(state)
         self._newcomers = number(state, "newcomers") > 0.0
         self._people = np.array([people], dtype=PEOPLE)
-        self._seen = np.ascontiguousarray(seen).view(CLIENT).reshape(-1)
+        self._seen = seen
+
+
+MOST, FURTHEST = 1e15, 1e4
+"""No count of a state is larger than the one, no logarithm further from 0 than the other."""
+LIMITS: dict[str, dict[str, Any]] = {
+    "level": {"least": -FURTHEST, "most": FURTHEST, "nan": True},  # nan before the first feedback
+    "log_loss": {"least": -FURTHEST, "most": FURTHEST, "nan": True},
+    "gain": {"least": GAINS[1], "most": GAINS[2]},
+    "innovation": {"least": -MOST, "most": MOST},
+    **{name: {"least": LEAST_SHARE, "most": 1.0} for name in ("discovered", "share")},
+    **{name: {"least": 0.0, "most": MOST} for name in ("learnt_loss", "prior_loss", "followed")},
+    **{name: {"least": 1.0, "most": MOST} for name in ("noise", "noise_count", "drawn", "replied")},
+    **{name: {"least": -FURTHEST, "most": FURTHEST} for name in ("slope", "stranger")},
+}
+"""What a number of a state may be; the sums over clients are compared with the clients."""
+SUM_TOLERANCE = 1e-4
+"""How far a sum may be from that of the clients, relative to the sum of absolute values: rounding adds up."""
+
+
+def _check_sums(people: Mapping[str, float], seen: Any) -> None:
+    """Raise a StateError unless the records of a state make sense, and have these sums."""
+    logs = np.stack((seen["mean"], seen["first"], seen["size"]))
+    right = (np.abs(logs) <= 2.0 * HIGHEST).all() and (
+        (seen["chance"] >= 0.0) & (seen["chance"] <= 1.0)
+    ).all()
+    for name in ("visits", "tries"):
+        right &= bool(((seen[name] == 0.0) | (seen[name] >= 1.0)).all())
+    right &= bool(((seen["replied"] >= 0.0) & (seen["replied"] <= seen["drawn"])).all())
+    right &= (
+        people["replied"] <= people["drawn"]
+        and abs(people["slope"]) * np.abs(logs[2]).max(initial=0.0) < HIGHEST
+    )
+    if not right:
+        raise StateError("state has 'beliefs' that no clients can have")
+    seen = seen[seen["visits"] > 0.0]
+    y, c, ones = seen["mean"], seen["size"], np.ones(len(seen))
+    for name, parts in {
+        "met": ones,
+        "means": y,
+        "square_means": y**2,
+        "inverse_visits": ones / seen["visits"],
+        "sizes": c,
+        "square_sizes": c**2,
+        "products": c * y,
+        "first_squares": np.exp(seen["first"] - people["slope"] * c),
+    }.items():
+        if not abs(people[name] - parts.sum()) <= SUM_TOLERANCE * np.abs(parts).sum():
+            raise StateError(f"state has {name!r} = {people[name]}, but 'beliefs' have {parts.sum()}")
 
 
 @named_keywords

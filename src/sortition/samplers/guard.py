@@ -94,6 +94,7 @@ MOST = 0.5
 """What all outliers together may hold at most, unless their client weight is more."""
 MANY = 50
 """So many first replies are judged together; with fewer norms, updates are bounded by the median."""
+MOST_REPLIES = 2**62
 FORGIVEN = 5
 """After this many ordinary replies in a row, an outlier is one no more."""
 
@@ -259,6 +260,8 @@ class GuardState:
     def restored(self, state: Mapping[str, Any], ids: int) -> GuardState:
         """The guard's memory out of ``state``, from a sampler with ``ids`` client ids."""
         guard, replies = GuardState(self.guard, self._initial_clients), count(state, "guard.replies")
+        if replies > MOST_REPLIES:
+            raise StateError(f"state has 'guard.replies' = {replies}; at most {MOST_REPLIES} are possible")
         clients = array(state, "guard.clients", np.int64, (None,))
         size = len(clients)
         if size > REMEMBERED or len(np.unique(clients)) < size or np.any((clients < 0) | (clients >= ids)):
