@@ -76,9 +76,9 @@ class EmpiricalBayesSampler(BaseSampler):
     def reply_weights(self, clients: ArrayLike, largest: float = 10.0) -> FloatArray:
         r"""One over the rate of replies of ``clients`` in the whole run, at most ``largest``.
 
-        Multiply the weights of a cohort by them, before ``observe``, and the aggregate of those that reply
-        estimates that of all clients: with rates that stay, exactly in the long run, and not before. It is
-        noisier.
+        Multiply ``cohort.weights`` by them, before ``observe`` and instead of ``cohort.replied``. Then the
+        aggregate of those that reply estimates that of all clients: in the long run, for rates that stay and
+        are at least 1 / ``largest``. It is noisier.
 
         >>> sampler = EmpiricalBayesSampler(num_clients=2, cohort_size=2)
         >>> for _ in range(98):
