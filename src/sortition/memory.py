@@ -27,7 +27,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
 from sortition.core.state import array, check, constant, is_constant, number, text
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import named_keywords, one_of, whole_number
+from sortition.core.validation import named_keywords, one_of, real_numbers, whole_number
 
 Updates: TypeAlias = ArrayLike | Sequence[ArrayLike | None]
 """One update a client of the cohort: a matrix, or a list of vectors. None or nan: no reply."""
@@ -231,7 +231,7 @@ class Memory:
 
     def forget(self, clients: ArrayLike) -> None:
         """Forget ``clients``, for example because they left. Clients that are not remembered are ignored."""
-        gone = set(np.asarray(clients).tolist())
+        gone = set(np.atleast_1d(real_numbers("clients", clients, ConfigurationError)).tolist())
         self._keep({client: lam for client, lam in self._lambda.items() if client not in gone})
 
     def combine(
@@ -306,13 +306,8 @@ class Memory:
             if update is None:
                 vectors.append(None)
                 continue
-            try:
-                given = np.asarray(update)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise FeedbackError(
-                    f"updates must be vectors of numbers, but row {place} is not: {error}"
-                ) from None
-            if given.dtype.kind not in "iuf" or given.ndim != 1 or len(given) != self._num_parameters:
+            given = real_numbers(f"row {place} of updates", update, FeedbackError)
+            if given.ndim != 1 or len(given) != self._num_parameters:
                 raise FeedbackError(
                     f"updates must be vectors of num_parameters = {self._num_parameters} real numbers "
                     f"(flatten and join the layers of a model), got {given.dtype} of shape {given.shape} "
@@ -518,10 +513,10 @@ def _read_only(values: NDArray[Any]) -> NDArray[Any]:
 
 def _weights(given: ArrayLike, size: int) -> FloatArray:
     """``size`` weights, finite and not negative."""
-    weights = np.asarray(given, dtype=np.float64)
-    if weights.shape != (size,) or not (np.isfinite(weights).all() and (weights >= 0.0).all()):
-        raise FeedbackError(
-            f"client_weights must be {size} numbers, one a client, finite and not negative, "
-            f"got shape {weights.shape}"
-        )
+    weights = real_numbers("client_weights", given, FeedbackError).astype(np.float64, copy=False)
+    if weights.shape != (size,):
+        raise FeedbackError(f"client_weights must be {size} numbers, one a client, got shape {weights.shape}")
+    wrong = weights[~((weights >= 0.0) & np.isfinite(weights))]
+    if len(wrong):
+        raise FeedbackError(f"client_weights must be finite and not negative, got {wrong[0]}")
     return weights

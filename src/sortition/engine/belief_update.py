@@ -265,7 +265,7 @@ def learn(
     if math.isnan(people.level):
         if not something:  # there is no level yet
             return _logs(people, seen, slots), _strangers_moved(people, sizes_differ, False)
-        people.level = _log_sum_exp(x) - math.log(x.size)
+        people.level = np.median(x[x > -np.inf])
     if something:
         log_weights, scales, bases = ExpertArrays(*experts)
         prior, theta = masses / total_mass, np.exp(log_weights)

@@ -289,6 +289,16 @@ class RecordedSampler:
         weights: FloatArray = _method_of(self.sampler, "client_weights")(clients)
         return weights
 
+    def reply_rate(self, clients: ArrayLike | None = None) -> FloatArray:
+        """The learnt chance to reply of all clients, or of ``clients``."""
+        rates: FloatArray = _method_of(self.sampler, "reply_rate")(clients)
+        return rates
+
+    def reply_weights(self, clients: ArrayLike, largest: float = 10.0) -> FloatArray:
+        """The sampler's ``reply_weights``: one over the rates of replies in the whole run."""
+        weights: FloatArray = _method_of(self.sampler, "reply_weights")(clients, largest)
+        return weights
+
     @property
     def norm_bound(self) -> float:
         """Larger norms are clipped to this in the next feedback; inf if nothing is clipped."""
