@@ -33,7 +33,7 @@ VARIANTS: dict[str, tuple[Value, ...]] = {
     "HOLD": (0.1, 1.0),
     "LOSS_MEMORY": (0.5, 0.98),
     "TRUST": ((0.1, 1e9, 4.0), (0.1, 1.0, 4.0), (0.3, 3.0, 4.0), (0.1, 3.0, 2.0)),
-    "SURPRISE": (OFF, 1.2),
+    "SURPRISE": (OFF, 0.7),
     "FORGETTING": (0.25, 0.75),
     "FIRST_NOISE": ((0.1, 2.0), (2.0, 2.0)),
     "LARGEST_DEVIATION": (OFF, 3.0),
