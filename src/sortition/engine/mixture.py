@@ -286,7 +286,8 @@ class ExpertMixture(Distribution):
         """What the expert sums to that is furthest from one."""
         root, (_, scales, bases) = self.root, self.experts
         in_base = np.maximum(self.roster.total - root[expert_trees.MASS], 0.0)
-        sums = (scales * root[expert_trees.SUM] + bases * in_base) / self.roster.total
+        with np.errstate(over="ignore"):  # then it is inf, and no distribution
+            sums = (scales * root[expert_trees.SUM] + bases * in_base) / self.roster.total
         return float(sums[np.argmax(np.abs(sums - 1.0))])
 
     def share_of_seen(self) -> float:
