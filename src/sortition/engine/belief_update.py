@@ -271,9 +271,7 @@ def learn(
         prior, theta = masses / total_mass, np.exp(log_weights)
         p, q = np.empty(x.size), np.empty(x.size)
         for i in range(x.size):
-            p[i] = (
-                limited[i] if limited.size else prior[i] * mixed_ratio(ratios, theta, scales, bases, slots[i])
-            )
+            p[i] = prior[i] * mixed_ratio(ratios, theta, scales, bases, slots[i])
             y = ratios[slots[i], 1]
             q[i] = prior[i] * (scales[1] * y if y > 0.0 else bases[1])
         _weigh_prior(people, weights, log_feedback, limited if limited.size else p, q, prior, sweep)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sortition.core.beliefs import GAINS, HIGHEST, LEAST_SHARE, PRIOR_UNIFORM, Population
+from sortition.core.beliefs import GAINS, LEAST_SHARE, PRIOR_UNIFORM, Population
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import StateError
@@ -190,8 +190,8 @@ class EmpiricalBayesSampler(BaseSampler):
         self._seen = seen
 
 
-MOST, FURTHEST = 1e15, 1e4
-"""No count of a state is larger than the one, no logarithm further from 0 than the other."""
+MOST, FURTHEST, LARGEST_EXPONENT = 1e15, 1e4, 700.0
+"""The largest count of a state, the logarithm furthest from 0, and what a double allows as an exponent."""
 LIMITS: dict[str, dict[str, Any]] = {
     "level": {"least": -FURTHEST, "most": FURTHEST, "nan": True},  # nan before the first feedback
     "log_loss": {"least": -FURTHEST, "most": FURTHEST, "nan": True},
@@ -209,17 +209,13 @@ SUM_TOLERANCE = 1e-4
 
 def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     """Raise a StateError unless the records of a state make sense, and have these sums."""
-    logs = np.stack((seen["mean"], seen["first"], seen["size"]))
-    right = (np.abs(logs) <= 2.0 * HIGHEST).all() and (
-        (seen["chance"] >= 0.0) & (seen["chance"] <= 1.0)
-    ).all()
+    right = people["replied"] <= people["drawn"]
+    right &= bool(np.all((seen["chance"] >= 0.0) & (seen["chance"] <= 1.0)))
+    right &= bool(np.all((seen["replied"] >= 0.0) & (seen["replied"] <= seen["drawn"])))
     for name in ("visits", "tries"):
-        right &= bool(((seen[name] == 0.0) | (seen[name] >= 1.0)).all())
-    right &= bool(((seen["replied"] >= 0.0) & (seen["replied"] <= seen["drawn"])).all())
-    right &= (
-        people["replied"] <= people["drawn"]
-        and abs(people["slope"]) * np.abs(logs[2]).max(initial=0.0) < HIGHEST
-    )
+        right &= bool(np.all((seen[name] == 0.0) | ((seen[name] >= 1.0) & (seen[name] <= MOST))))
+    exponents = np.abs(seen["first"]) + np.abs(people["slope"] * seen["size"])
+    right &= bool(np.all(exponents <= LARGEST_EXPONENT) and np.all(np.abs(seen["mean"]) <= LARGEST_EXPONENT))
     if not right:
         raise StateError("state has 'beliefs' that no clients can have")
     seen = seen[seen["visits"] > 0.0]
