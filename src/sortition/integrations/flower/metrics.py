@@ -71,9 +71,9 @@ def effective_number(probabilities: FloatArray) -> float:
 
 
 def sampling_metrics(
-    drawn: DrawnCohort, weighed: WeighedReplies, variance_ratio: float, num_replied: int, num_clients: int
+    drawn: DrawnCohort, weighed: WeighedReplies, variance_ratio: float, num_clients: int
 ) -> MetricRecord:
-    """The metrics of a round; ``num_replied`` of all ``num_clients`` have replied at least once."""
+    """The metrics of a round; ``num_clients`` were ever seen."""
     cohort, replied = drawn.cohort, weighed.replied
     return MetricRecord(
         {
@@ -85,7 +85,7 @@ def sampling_metrics(
             "sampling-variance-ratio": variance_ratio,
             "sampling-largest-weight": float(cohort.weights.max(initial=0.0)),
             "sampling-total-weight": float(np.sum(weighed.shares * replied.weights)),
-            "sampling-coverage": num_replied / num_clients,
+            "sampling-coverage": weighed.num_replied / num_clients,
         }
     )
 

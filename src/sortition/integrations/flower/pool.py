@@ -67,6 +67,10 @@ class WeighedReplies:
     """Factor that turns the sum of ``size * weight * update`` into the step: one over the total size."""
     sampler_norms: FloatArray
     """The norms that the sampler is to observe, aligned with the whole cohort; nan means no reply."""
+    known_sizes: DataSizes
+    """What is known of the data sizes after these replies."""
+    num_replied: int
+    """How many of all clients have replied at least once by now."""
 
 
 class ClientPool:
@@ -127,11 +131,6 @@ class ClientPool:
         """All clients seen so far; the place of an identity is its id in the sampler."""
         return tuple(self._ids)
 
-    @property
-    def num_replied(self) -> int:
-        """How many clients have replied at least once."""
-        return int(self._has_replied.sum())
-
     # A round -----------------------------------------------------------------------------------------
 
     def draw(self, online: Iterable[str], reported_sizes: Mapping[str, float]) -> DrawnCohort:
@@ -166,18 +165,18 @@ class ClientPool:
     def weigh(
         self, drawn: DrawnCohort, weighted_norms: FloatArray, sizes: FloatArray, offline_examples: float
     ) -> WeighedReplies:
-        """Weigh the replies, whose norms are multiplied by their sizes.
+        """Weigh the replies, whose norms are multiplied by their sizes; changes nothing.
 
         ``weighted_norms`` and ``sizes`` are aligned with the cohort; nan means no reply.
         ``offline_examples`` are those that clients offline have in the sum, by a memory.
         """
         heard = ~np.isnan(weighted_norms)
         replied = drawn.cohort.replied(heard)
-        self._sizes.record(replied.clients, sizes[heard], replied.weights)
-        self._has_replied[replied.clients] = True
+        known_sizes = copy.deepcopy(self._sizes)
+        known_sizes.record(replied.clients, sizes[heard], replied.weights)
         total = drawn.total_size
         if np.isnan(total) or len(drawn.cohort) == len(drawn.available):  # or everybody was asked: no bias
-            total = self._sizes.total(drawn.available)
+            total = known_sizes.total(drawn.available)
         total += offline_examples
         scale = 1.0 / total if total > 0.0 else 0.0
         norms = scale * weighted_norms[heard]
@@ -190,12 +189,16 @@ class ClientPool:
             feedback=norms**2,
             step_scale=scale,
             sampler_norms=sampler_norms,
+            known_sizes=known_sizes,
+            num_replied=int(self._has_replied.sum() + np.sum(~self._has_replied[replied.clients])),
         )
 
     def observe(
         self, drawn: DrawnCohort, weighed: WeighedReplies, state: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Let the sampler learn. With a ledger, ``state()`` is on disk before it does."""
+        """Take note of the replies and let the sampler learn. A ledger has ``state()`` on disk before."""
+        self._sizes = weighed.known_sizes
+        self._has_replied[weighed.replied.clients] = True
         if self._run is not None:
             self._run.attach(drawn.cohort.round_index, STATE, state())
         self._open_sampler().observe(drawn.cohort, weighed.sampler_norms)

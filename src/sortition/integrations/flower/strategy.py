@@ -175,12 +175,8 @@ class AdaptiveSampling(Strategy):
         weighed = self._pool.weigh(drawn, returned.weighted_norms, returned.sizes, offline_examples)
         num_replies = len(weighed.replied)
         log.info("aggregate_train: %d replies, %d failures", num_replies, len(drawn.cohort) - num_replies)
-        self._warn_of_dominant_client()
-
         self._ratio.update(weighed.replied, weighed.probabilities, weighed.feedback, len(drawn.available))
-        metrics = sampling_metrics(
-            drawn, weighed, self._ratio.value, self._pool.num_replied, len(self._pool.identities)
-        )
+        metrics = sampling_metrics(drawn, weighed, self._ratio.value, len(self._pool.identities))
 
         if self._memory is not None:
             metrics.update(memory_metrics(combined, self._memory.num_bytes))
@@ -202,6 +198,7 @@ class AdaptiveSampling(Strategy):
         # What the sampler learns; with a ledger, the new state is on disk before.
         self._rounds_done = true_round
         self._pool.observe(drawn, weighed, state=lambda: self._state(with_sampler=False))
+        self._warn_of_dominant_client()
         return stepped, metrics
 
     def configure_evaluate(
