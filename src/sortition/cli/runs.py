@@ -79,7 +79,8 @@ def show(
 def export(
     run: Run,
     csv: Annotated[
-        Path, typer.Option(metavar="DIR", help="The directory for rounds.csv, draws.csv, members.csv.")
+        Path,
+        typer.Option(metavar="DIR", help="The directory for rounds.csv, draws.csv and others."),
     ],
     good: Good = False,
 ) -> None:

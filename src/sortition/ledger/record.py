@@ -18,6 +18,7 @@ from sortition.core.validation import named_keywords, printable
 from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
+from sortition.ledger.notes import client_names_in, notes_in
 from sortition.ledger.replay import MakeSampler, all_experts, maker_from, rebuild, within
 from sortition.ledger.store import Event, OnRow, Store, counted
 
@@ -187,6 +188,15 @@ class RunRecord:
     def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
         """What was attached to a round under that name; None if nothing is there."""
         return self._files().attachment(round_index, name)
+
+    def notes(self, name: str) -> dict[int, dict[str, Any]]:
+        """What was noted under that name, by round; the last note of each round."""
+        return {noted.round_index: values for noted, values in notes_in(self._store, name)}
+
+    @property
+    def client_names(self) -> dict[int, str]:
+        """The names of clients, by id, as far as the run has them."""
+        return {client: printable(name) for client, name in client_names_in(self._store).items()}
 
     def _files(self) -> RunFiles:
         return RunFiles(side_directory(self.path), bytes.fromhex(self._first["run_id"]))

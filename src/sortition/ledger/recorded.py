@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import sqlite3
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -28,10 +29,11 @@ from sortition.core.errors import (
 )
 from sortition.core.protocols import check_available
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import named_keywords, real_numbers, whole_number
+from sortition.core.validation import client_ids, named_keywords, real_numbers, whole_number
 from sortition.ledger.encoding import Plain, cohort_of, cohort_values, same_cohort, same_norms
 from sortition.ledger.files import SNAPSHOT, RunFiles, make_side_directory, run_file, sync
 from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
+from sortition.ledger.notes import CLIENT_NAMES, client_names_in, note_values, notes_in
 from sortition.ledger.replay import (
     MakeSampler,
     Replayed,
@@ -325,6 +327,42 @@ class RecordedSampler:
         """The round whose feedback came last, even if it is an old one; None before the first feedback."""
         return self._current().last_observed
 
+    def note(self, round_index: int, name: str, values: Plain) -> None:
+        """Commit a row with small values, such as the metrics of a round that was drawn or of the next one.
+
+        Unlike an attachment it is never removed. The sampler knows nothing of it.
+        """
+        with self._changing() as current, self._refusable(current):
+            self._check_round(current, round_index)
+            if name == CLIENT_NAMES:
+                raise ConfigurationError(f"name must not be {name!r}: call name_clients to name clients")
+            self._commit("noted", round_index, note_values(name, values))
+
+    def notes(self, name: str) -> dict[int, dict[str, Any]]:
+        """What was noted under that name, by round; the last note of each round."""
+        with self._mutex:
+            self._current()
+            return {noted.round_index: values for noted, values in notes_in(self._store, name)}
+
+    @property
+    def client_names(self) -> dict[int, str]:
+        """The names of clients, by id, as far as they were given to ``name_clients``."""
+        with self._mutex:
+            self._current()
+            return client_names_in(self._store)
+
+    def name_clients(self, clients: ArrayLike, names: Sequence[str]) -> None:
+        """Commit the names of clients, by which ``sortition runs show`` and ``sortition report`` call them.
+
+        A client that is named again has its last name.
+        """
+        ids = client_ids("clients", clients, self.num_clients)
+        if isinstance(names, str) or len(names) != len(ids) or not all(isinstance(n, str) for n in names):
+            raise ConfigurationError(f"names must be {len(ids)} strings, one for each client, got {names!r}")
+        with self._changing() as current, self._refusable(current):
+            named = {"clients": ids, "names": json.dumps(list(names))}
+            self._commit("noted", current.round_index, note_values(CLIENT_NAMES, named))
+
     def attach(self, round_index: int, name: str, arrays: Plain) -> None:
         """Keep arrays, numbers and strings durably beside a round that was drawn, or beside the next one.
 
@@ -332,11 +370,7 @@ class RecordedSampler:
         """
         with self._mutex:
             current = self._current()
-            if whole_number("round_index", round_index, least=0) > current.round_index:
-                raise ConfigurationError(
-                    f"round_index must be at most {current.round_index}, the round of the next cohort, "
-                    f"got {round_index}"
-                )
+            self._check_round(current, round_index)
             self._files.attach(round_index, name, arrays, needed=current.last_observed)
 
     def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
@@ -410,6 +444,13 @@ class RecordedSampler:
                 self._lock.note(self._store.last, self._store.last_checksum)
                 self._replayed = replayed
             return self._replayed
+
+    def _check_round(self, current: Replayed, round_index: int) -> None:
+        if whole_number("round_index", round_index, least=0) > current.round_index:
+            raise ConfigurationError(
+                f"round_index must be at most {current.round_index}, the round of the next cohort, "
+                f"got {round_index}"
+            )
 
     @contextmanager
     def _changing(self) -> Iterator[Replayed]:

@@ -81,7 +81,7 @@ class Replayed:
             elif event.kind == "loaded":
                 self.sampler.load_state_dict(within(values, "state."))
                 self.round_index = whole_of(values, "round_index")
-            else:
+            elif event.kind != "noted":
                 raise LedgerError(f"row {event.number} is of an unknown kind: {event.kind!r}")
         except LedgerError:
             raise

@@ -26,14 +26,14 @@ from sortition.core.errors import LedgerError
 from sortition.ledger.encoding import Plain, pack, unpack
 
 APPLICATION_ID = 0x534F5254  # "SORT"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 CREATE TABLE events (
     number INTEGER PRIMARY KEY,     -- 0, 1, 2, ... without gaps
-    kind TEXT NOT NULL,             -- begun, drawn, observed, joined, left, calibrated, loaded
-    round_index INTEGER NOT NULL,   -- of what was drawn or observed; -1 for the others
+    kind TEXT NOT NULL,             -- begun, drawn, observed, joined, left, calibrated, loaded, noted
+    round_index INTEGER NOT NULL,   -- of what was drawn, observed or noted; -1 for the others
     time REAL NOT NULL,             -- seconds since 1970
     payload BLOB NOT NULL,          -- plain values: see encoding.py
     checksum BLOB NOT NULL          -- of this row and the checksum before it
@@ -183,11 +183,19 @@ class Store:
         return event
 
     def numbers(self, kind: str) -> dict[int, int]:
-        """Round to row number, for all rows of that kind."""
-        query = f"SELECT round_index, number FROM {self._rows_in_order()} WHERE kind = ?"
+        """Round to row number, for all rows of that kind; the last one of each round."""
+        return {round_index: number for number, round_index in self._of_kind(kind)}
+
+    def events_of(self, kind: str) -> Iterator[Event]:
+        """The rows of that kind, in order; each is checked."""
+        for number, _ in self._of_kind(kind):
+            yield self.event(number)
+
+    def _of_kind(self, kind: str) -> list[tuple[int, int]]:
+        query = f"SELECT number, round_index FROM {self._rows_in_order()} WHERE kind = ?"
         with self._sqlite_errors("read", _advice(self.path)):
             rows = self._connection.execute(query, (kind,)).fetchall()
-        return {row[0]: row[1] for row in rows if isinstance(row[0], int)}  # a changed row fails in events()
+        return [row for row in rows if isinstance(row[1], int)]  # a changed row fails in events()
 
     def checksum_of(self, number: int) -> bytes:
         """The checksum that is stored in the row with that number."""

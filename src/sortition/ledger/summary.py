@@ -31,6 +31,7 @@ NAMED_SUSPECTS = 3
 ROUNDS = ("round", "drawn_at", "observed_at", "clients", "draws", "replies", "failures", "available")
 DRAWS = ("round", "client", "count", "probability", "weight", "replied", "norm")
 MEMBERS = ("before_round", "at", "client", "change")
+NAMES = ("client", "name")
 _SHARED = ("num_clients", "cohort_size", "client_weights", "design", "guard", "privacy")
 """Settings that an expert shares with its portfolio, or does not use in it."""
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -48,8 +49,8 @@ class Suspicion:
     norm_bound: str | None = None
     """The bound at which privacy clips the norms before the guard sees them."""
 
-    def in_words(self) -> str:
-        """One line."""
+    def in_words(self, names: Mapping[int, str] | None = None) -> str:
+        """One line; clients that have one are called by their name."""
         if self.unknown is not None:
             return self.unknown
         blind = ""
@@ -61,7 +62,10 @@ class Suspicion:
         if not self.suspects:
             return "none: no report was above the guard's clip" if not blind else f"not known{blind}"
         reports = sum(suspect.hits for suspect in self.suspects)
-        clients = [f"{suspect.client} ({suspect.hits})" for suspect in self.suspects[:NAMED_SUSPECTS]]
+        clients = [
+            f"{(names or {}).get(suspect.client, suspect.client)} ({suspect.hits})"
+            for suspect in self.suspects[:NAMED_SUSPECTS]
+        ]
         named = ", ".join([*clients, *(["..."] if len(self.suspects) > NAMED_SUSPECTS else [])])
         return f"{len(self.suspects)}, with {reports} reports above the guard's clip: {named}{blind}"
 
@@ -139,7 +143,7 @@ def summarise(record: RunRecord) -> RunSummary:
             left.update(change.left.tolist())
     seen, effective, replied, medians = tally.by_round()
     clients = tally.clients
-    clients.left, clients.private = left, record.private
+    clients.left, clients.private, clients.names = left, record.private, record.client_names
     clients.sort()
     return RunSummary(
         sampler=record.sampler,
@@ -199,7 +203,7 @@ def client_row(known: ClientSummary) -> tuple[str, str, str, str, str]:
     """The row of a client: how often it was drawn, and what its probability follows from."""
     silent = "never replied" if known.failures else "none yet"
     norms = "not shown" if known.norms is None else " ".join(f"{norm:.3g}" for norm in known.norms) or silent
-    name = f"{known.client} (left)" if known.left else str(known.client)
+    name = (str(known.client) if known.name is None else known.name) + (" (left)" if known.left else "")
     return name, str(known.draws), str(known.failures), f"{known.probability:.3g}", norms
 
 
@@ -255,7 +259,7 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         ("coverage", coverage),
         ("effective clients", f"{summary.effective_clients:.1f}{of_all}"),
         ("failures", failed),
-        ("suspects", summary.suspicion.in_words()),
+        ("suspects", summary.suspicion.in_words(summary.clients.names)),
     ]
     return [(name, printable(value)) for name, value in found]
 
@@ -342,7 +346,9 @@ def expert_in_words(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write ``rounds.csv``, ``draws.csv`` and ``members.csv``; numbers are exact, times are UTC.
+    """Write ``rounds.csv``, ``draws.csv``, ``members.csv`` and, if clients have names, ``names.csv``.
+
+    Numbers are exact, times are UTC.
 
     ``draws.csv`` has a row for each client of each cohort. A norm is empty where the client did not reply
     (``replied`` 0), where the round is open (``replied`` empty), and in a private run.
@@ -352,10 +358,12 @@ def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Pat
         raise LedgerError(f"{target} is one of the files of the run; choose another directory")
     try:
         target.mkdir(parents=True, exist_ok=True)
+        names = record.client_names
         return [
             _write(record, target / "rounds.csv", ROUNDS, _rounds(record)),
             _write(record, target / "draws.csv", DRAWS, _draws(record)),
             _write(record, target / "members.csv", MEMBERS, _members(record)),
+            *([_write(record, target / "names.csv", NAMES, sorted(names.items()))] if names else []),
         ]
     except FileExistsError:
         raise LedgerError(f"{target} must be a directory, got a file") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -35,6 +35,8 @@ class ClientSummary:
     norms: tuple[float, ...] | None = ()
     """Its last norms, the newest first; None where the run is private."""
     left: bool = False
+    name: str | None = None
+    """Its name, if the run has it."""
 
 
 @njit(cache=True)
@@ -93,6 +95,7 @@ class ClientTable(Sequence[ClientSummary]):
         self.probabilities = np.zeros(0)
         self.norms = np.zeros((0, LAST_NORMS))  # the newest first; nan for none
         self.left: set[int] = set()
+        self.names: Mapping[int, str] = {}
         self.private = False
         self._ids = np.zeros(0, dtype=np.int64)
         self._table = Table()  # id -> place in the arrays
@@ -113,7 +116,9 @@ class ClientTable(Sequence[ClientSummary]):
     def of(self, client: int) -> ClientSummary:
         """That client; one that was never drawn has no draws."""
         slot = int(self._table.slots_of(np.array([client]))[0])
-        return ClientSummary(client, left=client in self.left) if slot == EMPTY else self._summary(slot)
+        if slot == EMPTY:
+            return ClientSummary(client, left=client in self.left, name=self.names.get(client))
+        return self._summary(slot)
 
     def sort(self) -> None:
         """Put the most drawn first, and among equals the least id."""
@@ -145,6 +150,7 @@ class ClientTable(Sequence[ClientSummary]):
             float(self.probabilities[slot]),
             None if self.private else tuple(norms[~np.isnan(norms)].tolist()),
             client in self.left,
+            self.names.get(client),
         )
 
 

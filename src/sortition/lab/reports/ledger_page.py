@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -77,7 +77,11 @@ def ledger_page(record: RunRecord) -> str:
         page.table(
             ("before round", "joined", "left"),
             [
-                (change.round_index + 1, _clients(change.joined), _clients(change.left))
+                (
+                    change.round_index + 1,
+                    _clients(change.joined, summary.clients.names),
+                    _clients(change.left, summary.clients.names),
+                )
                 for change in changes[-CHANGES:]
             ],
         )
@@ -92,9 +96,9 @@ def _row(row: Sequence[str], known: ClientSummary) -> tuple[str, ...]:
     return (*map(Number, numbers), norms)
 
 
-def _clients(clients: IntArray | None) -> str:
+def _clients(clients: IntArray | None, names: Mapping[int, str]) -> str:
     """Their number, and the first of them."""
     if clients is None or not len(clients):
         return "-"
-    named = ", ".join(map(str, clients[:SHOWN].tolist()))
+    named = ", ".join(names.get(client, str(client)) for client in clients[:SHOWN].tolist())
     return f"{len(clients)}: {named}{', ...' if len(clients) > SHOWN else ''}"
