@@ -11,6 +11,7 @@ from sortition.integrations.flower.identities import (
     reported_identity,
 )
 from sortition.integrations.flower.memory_sum import remember_updates
+from sortition.integrations.flower.secure_sum import weigh_update
 from sortition.integrations.flower.strategy import AdaptiveSampling
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "registered_identity",
     "remember_updates",
     "reported_identity",
+    "weigh_update",
 ]

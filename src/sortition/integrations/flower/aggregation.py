@@ -86,6 +86,11 @@ class UpdateSum:
         for total in self._sum.values():
             total *= factor
 
+    def set_total(self, arrays: Iterable[FloatArray]) -> None:
+        """Take the whole sum from elsewhere, in the order of the model's arrays."""
+        for total, array in zip(self._sum.values(), arrays, strict=True):
+            total[...] = array
+
     def set_remembered(self, aggregate: FloatArray) -> None:
         """Take the sum of the remembered arrays from the memory."""
         start = 0

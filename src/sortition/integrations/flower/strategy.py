@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -24,6 +25,7 @@ from sortition.integrations.flower.memory_sum import RECORD, MemorySum
 from sortition.integrations.flower.metrics import VarianceRatio, memory_metrics, sampling_metrics
 from sortition.integrations.flower.model_memory import ModelMemory
 from sortition.integrations.flower.pool import ClientPool, string_list
+from sortition.integrations.flower.secure_sum import SecureRound, workflow_for
 
 log = logging.getLogger("flwr.sortition")
 
@@ -78,6 +80,10 @@ class AdaptiveSampling(Strategy):
     memory_bytes
         The most that a memory on the server may take. If the clients online at the start need more, it is an
         error.
+    secure_aggregation
+        Add up the clients' updates by Flower's SecAgg+ before the server sees them, with True or a
+        ``SecAggPlusWorkflow`` of yours. ClientApps need ``mods=[secaggplus_mod, weigh_update]``. Norms, sizes
+        and metrics of the clients stay visible (docs/private-federations.md).
     """
 
     @named_keywords
@@ -94,6 +100,7 @@ class AdaptiveSampling(Strategy):
         ledger: str | os.PathLike[str] | None = None,
         memory: bool | Literal["clients"] = False,
         memory_bytes: int = 4 * 2**30,
+        secure_aggregation: bool | SecAggPlusWorkflow = False,
     ) -> None:
         self._inner = InnerStrategy(inner)
         self._pool = ClientPool(sampler, cohort_size, num_examples, seed, ledger)
@@ -103,8 +110,13 @@ class AdaptiveSampling(Strategy):
         self._memory: ModelMemory | MemorySum | None = None
         if memory:
             self._memory = MemorySum() if memory == "clients" else ModelMemory(memory_bytes)
+        self._secure = workflow_for(secure_aggregation)
+        if self._secure is not None and self._memory is not None:
+            raise ConfigurationError(
+                "memory can't be used with secure_aggregation: it needs each client's update"
+            )
         self._ratio = VarianceRatio()
-        self._round: OpenRound | None = None
+        self._round: OpenRound | SecureRound | None = None
         self._arrays: ArrayRecord | None = None  # the current model
         self._rounds_done = 0
         self._resume_after = 0  # the round after which the next start continues
@@ -112,6 +124,7 @@ class AdaptiveSampling(Strategy):
         self._is_started = False
         self._is_wrapped = False
         self._query_timeout = LONGEST_QUERY
+        self._timeout: float | None = None
         self._reported_dominant: set[str] = set()
 
     @property
@@ -154,9 +167,20 @@ class AdaptiveSampling(Strategy):
                 client = int(drawn.cohort.clients[places[message.metadata.dst_node_id]])
                 message.content = RecordDict({**message.content, RECORD: self._memory.question(client)})
         updates = UpdateSum(arrays, memory=self._memory is not None)
-        self._round = OpenRound(drawn, messages, places, updates, self._memory)
         self._arrays = arrays
         log.info("configure_train: drew %d clients (out of %d)", len(places), len(online))
+        if self._secure is not None:
+            # SecAgg+ sends four messages to each client: nothing is left for Flower to send.
+            self._round = SecureRound(drawn, places, updates).exchanged(
+                self._secure,
+                grid,
+                messages,
+                server_round + self._offset,
+                size_key=self._inner.strategy.weighted_by_key,
+                timeout=self._timeout,
+            )
+            return []
+        self._round = OpenRound(drawn, messages, places, updates, self._memory)
         return messages
 
     def aggregate_train(
@@ -258,7 +282,7 @@ class AdaptiveSampling(Strategy):
         A resumed run starts from the saved model instead of ``initial_arrays``. Rounds keep their numbers:
         ``num_rounds`` counts from the beginning of the whole run.
         """
-        self._query_timeout = min(timeout, LONGEST_QUERY)
+        self._query_timeout, self._timeout = min(timeout, LONGEST_QUERY), timeout
         try:
             state = self._pool.resume()
             if state is not None:
