@@ -145,3 +145,31 @@ def test_fifty_nodes_on_ray(programs, memory):
         assert line.get("sampling-memory-lost", 0) == 0
         assert line["sampling-coverage"] == pytest.approx(len(replied) / 50)
     assert rounds[-1]["sampling-effective-clients"] < 50.0
+
+
+def test_secure_aggregation_on_ray(programs):
+    """Flower's SecAgg+ in a real simulation. All three nodes train, so each round's model is known."""
+    programs.environment["PROBE_SECURE"] = "1"
+    port = free_port()
+    programs.connection(port)
+    programs.start(
+        *("flower-superlink", "--insecure", "--simulation", "--disable-runtime-dependency-installation"),
+        *("--port", str(port)),
+        log="superlink.log",
+    )
+    programs.wait(lambda: f":{port}" in programs.logs(), "the SuperLink")
+    programs.run_probe(
+        *("--federation-config", "num-supernodes=3 init-args-num-cpus=2 client-resources-num-cpus=1"),
+        rounds=3,
+        cohort_size=3,
+        secure=True,
+    )
+    programs.wait((programs.notes / "done").exists, "three rounds")
+    rounds = programs.rounds()
+    assert [line["round"] for line in rounds] == [1, 2, 3]
+    model = 0.0
+    for line in rounds:
+        assert sorted(line["partitions"]) == [0, 1, 2]
+        model += sum(n * 0.5 * (p - model) for p, n in enumerate(EXAMPLES)) / sum(EXAMPLES)
+        assert line["model"] == pytest.approx([model] * 3, abs=3 * line["round"] * 2 * 8.0 / 2**22)
+        assert line["types"] == ["float32", "int64"]

@@ -57,6 +57,9 @@ def weigh_update(message: Message, context: Context, call_next: ClientAppCallabl
 
     It comes after Flower's mod, which masks what this one returns:
     ``ClientApp(mods=[secaggplus_mod, weigh_update])``. Other mods follow these two.
+
+    If an entry of the product is beyond the clipping range of SecAgg+, all arrays of floats are made shorter
+    by the same factor. Integers, such as batch counters, are clipped by Flower.
     """
     question = message.content.pop(RECORD, None)
     if not isinstance(question, ConfigRecord):
@@ -77,16 +80,18 @@ def weigh_update(message: Message, context: Context, call_next: ClientAppCallabl
         size = _number(metrics, str(question["size-key"]))
 
     updates = {key: arrays[key].astype(np.float64) - array for key, array in start.items()}
-    squares = [np.sum(updates[key] ** 2) for key, array in start.items() if array.dtype.kind == "f"]
-    norm = float(np.sqrt(sum(squares)))
+    floats = [updates[key] for key, array in start.items() if array.dtype.kind == "f"]
+    norm = float(np.sqrt(sum(np.sum(update**2) for update in floats)))
     factor, limit = size * _number(question, "factor"), _number(question, "limit")
-    largest = factor * max(float(np.max(np.abs(update), initial=0.0)) for update in updates.values())
+    largest = factor * max((float(np.max(np.abs(update), initial=0.0)) for update in floats), default=0.0)
     if not (size >= 0.0 and np.isfinite(size * norm + largest)):
         raise ValueError(f"number of examples and update must be finite, got {size} and norm {norm}")
     shrink = min(1.0, limit / largest) if largest > 0.0 else 1.0
+    for update in floats:
+        update *= shrink
     product = FitRes(
         status=Status(Code.OK, ""),
-        parameters=ndarrays_to_parameters([factor * shrink * update for update in updates.values()]),
+        parameters=ndarrays_to_parameters([factor * update for update in updates.values()]),
         num_examples=cast(int, question["weight"]),  # the same for all clients
         metrics={},
     )

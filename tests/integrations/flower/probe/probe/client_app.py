@@ -5,13 +5,26 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 if os.environ.get("PROBE_MEMORY") == "clients":
     from sortition.integrations.flower import remember_updates
 
     app = ClientApp(mods=[remember_updates])
+elif os.environ.get("PROBE_SECURE"):
+    from flwr.client.mod import secaggplus_mod
+
+    from sortition.integrations.flower import weigh_update
+
+    app = ClientApp(mods=[secaggplus_mod, weigh_update])
+
+    @app.query()
+    def size(message: Message, context: Context) -> Message:
+        """Its number of examples must be known before the first round."""
+        partition = int(context.node_config["partition-id"])
+        answer = ConfigRecord({"partition-id": partition, "num-examples": partition + 1})
+        return Message(RecordDict({"identity": answer}), reply_to=message)
 else:
     app = ClientApp()
 

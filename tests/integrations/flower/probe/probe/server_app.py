@@ -40,7 +40,12 @@ def main(grid: Grid, context: Context) -> None:
         train_metrics_aggr_fn=keep_all,
     )
     memory = {"none": False, "server": True, "clients": "clients"}[str(settings["memory"])]
-    strategy = AdaptiveSampling(inner, cohort_size=int(settings["cohort-size"]), memory=memory)
+    strategy = AdaptiveSampling(
+        inner,
+        cohort_size=int(settings["cohort-size"]),
+        memory=memory,
+        secure_aggregation=bool(settings["secure"]),
+    )
     metrics: dict[int, MetricRecord] = {}
     aggregate = strategy.aggregate_train
 
