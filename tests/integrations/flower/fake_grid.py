@@ -42,6 +42,10 @@ class Client:
     fails: Callable[[int], str | None] = lambda server_round: None
     train: Train | None = None
     extra: dict[str, float] = field(default_factory=dict)
+    query_error: str = "<class 'ValueError'>:<'No query function registered with name 'default''>"
+    """What a query gives if there is no ``partition``."""
+    tells_size: bool = False
+    """Whether it answers a query with its number of examples, too."""
     context: Context | None = None
     """With one, the client has the mod ``remember_updates``."""
 
@@ -76,9 +80,10 @@ class FakeGrid(Grid):
         replies = []
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid4())
-            self.sent.append(message)
             if message.metadata.message_type == MessageType.QUERY:
                 self.queries += 1
+            else:
+                self.sent.append(message)
             reply = self._reply(message)
             if reply is not None:
                 replies.append(reply)
@@ -96,9 +101,11 @@ class FakeGrid(Grid):
         kind = message.metadata.message_type
         if kind == MessageType.QUERY:
             if client.partition is None:
-                error = Error(CLIENT_APP_RAISED, "No query function registered with name 'default'")
+                error = Error(CLIENT_APP_RAISED, client.query_error)
                 return Message(error, reply_to=message)
             answer = ConfigRecord({"partition-id": client.partition})
+            if client.tells_size:
+                answer["num-examples"] = client.examples
             return Message(RecordDict({"answer": answer}), reply_to=message)
         server_round = int(message.content["config"]["server-round"])
         failure = client.fails(server_round)
@@ -132,6 +139,12 @@ class FakeGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         raise NotImplementedError
+
+
+def round_of(messages: list[Message]) -> int:
+    """The round that these messages are of; 0 if they are queries."""
+    configs = [message.content["config"] for message in messages if "config" in message.content]
+    return int(configs[0]["server-round"]) if configs else 0
 
 
 def superlink_error(message: Message) -> Message:

@@ -37,7 +37,7 @@ def test_by_registered_name_then_by_key_then_by_asking():
     kinds = [identity.partition(":")[0] for identity in adaptive.identities]
     assert kinds == ["key", "name", "partition-id"]
     assert adaptive.identities[1:] == ("name:clinic", "partition-id:9")
-    assert grid.queries == 1
+    assert grid.queries == 3
 
 
 def test_the_client_is_asked_once_and_not_in_every_round():
@@ -79,20 +79,31 @@ def test_another_simulation_of_the_same_clients_draws_the_same_ones():
     assert sorted(drawn[0]) == sorted(drawn[1])
 
 
-def test_an_app_that_answers_no_queries_works_by_node_ids_and_is_asked_a_few_times(caplog):
-    grid = simulated([None] * 30)
+FAILS = "<class 'KeyError'>:<'partition-id'>"
+"""The error of a query function that fails."""
+
+
+@pytest.mark.parametrize(
+    ("error", "queries"),
+    [(FAILS, 5), (Client.query_error, 1), (f"ClientAppException: {Client.query_error}", 1)],
+)
+def test_an_app_that_answers_no_queries_works_by_node_ids_and_is_asked_once_or_a_few_times(
+    error, queries, caplog
+):
+    grid = simulated([None] * 30, query_error=error)
     adaptive = strategy()
     with caplog.at_level(logging.WARNING, logger="flwr"):
         for server_round in (1, 2):
             assert one_round(adaptive, grid, model(0.0), server_round)[0] is not None
-    assert grid.queries == 5
+    assert grid.queries == queries
+    assert ("@app.query()" in caplog.text) == (queries == 1)  # what to add
     assert adaptive.identities == tuple(f"node:{node_id}" for node_id in sorted(grid.get_node_ids()))
     assert "30 of 30" in caplog.text
 
 
 @pytest.mark.parametrize("failing", [1, 4])
 def test_the_first_ones_that_fail_leave_the_others_their_names(failing, caplog):
-    grid, adaptive = simulated([None] * failing + list(range(20))), strategy()
+    grid, adaptive = simulated([None] * failing + list(range(20)), query_error=FAILS), strategy()
     with caplog.at_level(logging.WARNING, logger="flwr"):
         one_round(adaptive, grid, model(0.0))
     assert adaptive.identities == (
@@ -103,7 +114,7 @@ def test_the_first_ones_that_fail_leave_the_others_their_names(failing, caplog):
 
 
 def test_two_that_are_there_alone_and_fail_leave_those_who_join_their_names():
-    grid, adaptive = simulated([None, None]), strategy()
+    grid, adaptive = simulated([None, None], query_error=FAILS), strategy()
     one_round(adaptive, grid, model(0.0))
     grid.nodes |= simulated([1, 2], first_node=90).nodes
     one_round(adaptive, grid, model(0.0), 2)
@@ -111,28 +122,104 @@ def test_two_that_are_there_alone_and_fail_leave_those_who_join_their_names():
 
 
 def test_an_app_that_answers_no_queries_is_found_out_also_if_its_nodes_come_one_by_one():
-    grid, adaptive = simulated([None, None]), strategy()
+    grid, adaptive = simulated([None, None], query_error=FAILS), strategy()
     for server_round in range(1, 9):
         one_round(adaptive, grid, model(0.0), server_round)
-        grid.nodes |= simulated([None], first_node=60 + server_round).nodes
+        grid.nodes |= simulated([None], first_node=60 + server_round, query_error=FAILS).nodes
     assert grid.queries == 5
     assert len(adaptive.identities) == 9
 
 
 def test_a_size_reported_with_the_identity_counts_from_the_start():
-    class Reporting(FakeGrid):
-        def _reply(self, message):
-            reply = super()._reply(message)
-            if message.metadata.message_type == "query":
-                partition = reply.content["answer"]["partition-id"]
-                reply.content["answer"]["num-examples"] = [10, 30][partition]
-            return reply
-
-    nodes = {n: (info(n), Client(8.0 * p, [10, 30][p], partition=p)) for p, n in enumerate((5, 6))}
+    clients = [Client(8.0 * p, [10, 30][p], partition=p, tells_size=True) for p in range(2)]
+    nodes = {5 + p: (info(5 + p), client) for p, client in enumerate(clients)}
     adaptive = strategy(cohort_size=None, sampler=UniformSampler(num_clients=2, cohort_size=1))
-    _, metrics = one_round(adaptive, Reporting(nodes), model(0.0))
+    _, metrics = one_round(adaptive, FakeGrid(nodes), model(0.0))
     (drawn,) = np.flatnonzero(adaptive._pool._has_replied)
     assert metrics["sampling-total-weight"] == pytest.approx(2 * [0.25, 0.75][drawn])
+
+
+def registered(sizes, first_node=1):
+    """Registered SuperNodes whose ClientApp answers queries."""
+    return {
+        first_node + place: (
+            info(first_node + place, name=f"c{first_node + place}"),
+            Client(examples=size, partition=place, tells_size=True),
+        )
+        for place, size in enumerate(sizes)
+    }
+
+
+def test_registered_nodes_are_asked_for_their_sizes_unless_these_are_known():
+    grid = FakeGrid(registered([10.0, 30.0, 60.0]))
+    adaptive = strategy(cohort_size=1, num_examples={"name:c1": 20.0})
+    one_round(adaptive, grid, model(0.0))
+    assert adaptive.identities == ("name:c1", "name:c2", "name:c3")  # and not what they report
+    assert adaptive.state_dict()["sizes"].tolist() == [20.0, 30.0, 60.0]
+    assert grid.queries == 2
+    grid.nodes |= registered([50.0], first_node=9)
+    restarted(grid, 3, 33)
+    one_round(adaptive, grid, model(0.0), 2)
+    assert adaptive.state_dict()["sizes"].tolist() == [20.0, 30.0, 60.0, 50.0]
+    assert grid.queries == 3  # the newcomer; the size of the one that was restarted is known
+
+
+def test_sizes_in_a_resumed_run_need_not_be_asked_for():
+    before, grid = strategy(cohort_size=1), FakeGrid(registered([10.0, 30.0, 60.0]))
+    one_round(before, grid, model(0.0))
+    after = strategy(cohort_size=1)
+    after.load_state_dict(before.state_dict())
+    one_round(after, grid, model(0.0))
+    assert grid.queries == 3
+
+
+def test_sizes_that_were_unknown_before_a_restart_are_learnt_from_queries():
+    before, grid = strategy(cohort_size=1), FakeGrid(registered([10.0, 30.0, 60.0]))
+    for _, client in grid.nodes.values():
+        client.partition = None
+    one_round(before, grid, model(0.0))
+    assert np.isnan(before.state_dict()["sizes"]).sum() == 2
+    after = strategy(cohort_size=1)
+    after.load_state_dict(before.state_dict())
+    one_round(after, FakeGrid(registered([10.0, 30.0, 60.0])), model(0.0))
+    assert after.state_dict()["sizes"].tolist() == [10.0, 30.0, 60.0]
+
+
+def test_a_registered_node_that_does_not_answer_is_asked_once_and_takes_part():
+    grid = Silent(registered([10.0, 30.0, 60.0]))
+    grid.silent = frozenset({1, 2, 3})
+    adaptive = strategy(cohort_size=3)
+    for server_round in (1, 2, 3):
+        _, metrics = one_round(adaptive, grid, model(0.0), server_round)
+        assert metrics["sampling-replies"] == 3
+    assert grid.queries == 3
+
+
+def test_what_flower_logs_about_a_missing_query_function_is_left_out(caplog):
+    """A simulation logs the exception three times, in the process of the server; nothing else is left out."""
+
+    class Logging(FakeGrid):
+        def _reply(self, message):
+            if message.metadata.message_type == "query":
+                flower = logging.getLogger("flwr")
+                flower.error("An exception was raised when processing a message by RayBackend")
+                flower.error("Traceback ...\nValueError: No query function registered with name 'default'")
+                flower.error("something else")
+            return super()._reply(message)
+
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        one_round(strategy(), Logging(simulated([None] * 9).nodes), model(0.0))
+    logging.getLogger("flwr").error("No query function registered: later")
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == ["something else", "No query function registered: later"]
+
+
+def test_a_node_without_a_name_that_never_answers_is_asked_less_and_less():
+    grid, adaptive = Silent(simulated([0, 1, 2]).nodes), strategy()
+    grid.silent = frozenset({52})
+    for server_round in range(1, 65):
+        one_round(adaptive, grid, model(0.0), server_round)
+    assert grid.queries == 2 + 7  # in rounds 1, 2, 4, 8, 16, 32 and 64
 
 
 def restarted(grid, node_id, new_id, **changes):
@@ -293,7 +380,7 @@ def test_one_node_that_never_answers_does_not_keep_the_others_waiting(monkeypatc
 def test_one_newcomer_whose_query_fails_leaves_the_others_their_names():
     grid, adaptive = simulated([0, 1]), strategy()
     one_round(adaptive, grid, model(0.0))
-    grid.nodes |= simulated([None, 3], first_node=90).nodes
+    grid.nodes |= simulated([None, 3], first_node=90, query_error=FAILS).nodes
     one_round(adaptive, grid, model(0.0), 2)
     assert adaptive.identities[2:] == ("node:90", "partition-id:3")
 

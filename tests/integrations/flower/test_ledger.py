@@ -11,7 +11,7 @@ from sortition import UniformSampler
 from sortition.integrations.flower import AdaptiveSampling
 from sortition.integrations.flower.pool import ClientPool
 from sortition.ledger import read_run, verify_run
-from tests.integrations.flower.fake_grid import federation, model, weights
+from tests.integrations.flower.fake_grid import federation, model, round_of, weights
 from tests.integrations.flower.test_resume import INNER, ROUNDS, clients
 
 
@@ -33,8 +33,7 @@ def start(ledger, name="FedAdam", crash_at=None, when="between", joins_at=4, **o
 
     def crashing(messages, *, timeout=None):
         messages = list(messages)
-        server_round = int(messages[0].content["config"]["server-round"]) if messages else 0
-        if when == "within" and server_round == crash_at:
+        if when == "within" and round_of(messages) == crash_at:
             raise CrashError
         return send(messages, timeout=timeout)
 
@@ -97,7 +96,9 @@ def test_a_cohort_drawn_before_the_crash_may_hold_clients_that_are_offline_now(t
         start(tmp_path / "run.db", crash_at=3, when="within")
     with read_run(tmp_path / "run.db") as record:
         drawn = list(record.rounds())[-1].cohort.clients
-    strategy = AdaptiveSampling(INNER["FedAdam"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db")
+    strategy = AdaptiveSampling(
+        INNER["FedAdam"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db", resume_timeout=0.0
+    )
     grid = federation(clients()[:11])
     names = sorted(f"client-{place}" for place in range(11))
     gone = sorted(names, key=lambda name: int(name.split("-")[1]))  # ids follow the natural order of names
@@ -126,7 +127,8 @@ def test_newcomers_wait_for_a_cohort_that_was_drawn_before_the_crash(tmp_path):
     np.testing.assert_array_equal(again.cohort.clients, before.cohort.clients)
     np.testing.assert_array_equal(again.probabilities, before.probabilities)
     assert again.total_size == before.total_size == 100.0
-    weighed = pool.weigh(again, np.ones(4), np.full(4, 10.0), 0.0)
+    sizes = np.full(4, 10.0)
+    weighed = pool.weigh(again, pool.count(again, sizes), np.ones(4), sizes, 0.0)
     assert weighed.replied.weights @ weighed.shares == pytest.approx(1.0)
     pool.observe(again, weighed, state=lambda: pool.state(with_sampler=False))
     assert pool.draw(names, {}).total_size == 200.0
@@ -151,7 +153,7 @@ def test_sizes_met_in_a_cohort_that_is_asked_again_outlive_another_crash(tmp_pat
 
     strategy, result = end(tmp_path / "again.db", crash_again=True)
     once, expected = end(tmp_path / "once.db", crash_again=False)
-    for name in ("sizes", "first_replies", "has_replied"):
+    for name in ("sizes", "first_weights", "has_replied"):
         np.testing.assert_array_equal(strategy.state_dict()[name], once.state_dict()[name])
     for server_round, metrics in result.train_metrics_clientapp.items():
         assert dict(metrics) == pytest.approx(dict(expected.train_metrics_clientapp[server_round]))
@@ -177,7 +179,7 @@ def test_a_cohort_that_was_left_behind_and_is_heard_late_takes_no_sizes_back(tmp
     by_hand(grid, heard=[False, True])
     before = by_hand(grid, heard=[True])
     after = by_hand(grid, heard=[])
-    for name in ("sizes", "first_replies", "has_replied"):
+    for name in ("sizes", "first_weights", "has_replied"):
         np.testing.assert_array_equal(after[name], before[name])
 
 
@@ -191,7 +193,9 @@ def test_a_cohort_of_whom_nobody_is_left_is_a_round_without_a_reply(tmp_path, mo
     grid = federation(clients()[:11])
     gone = {strategy_name([f"client-{place}" for place in range(11)], client) for client in drawn}
     grid.nodes = {node: each for node, each in grid.nodes.items() if each[0].name not in gone}
-    strategy = AdaptiveSampling(INNER["FedAdam"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db")
+    strategy = AdaptiveSampling(
+        INNER["FedAdam"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db", resume_timeout=0.0
+    )
     result = strategy.start(grid, model(0.0, 1.0), num_rounds=2)
     assert result.train_metrics_clientapp[1]["sampling-replies"] == 0
     assert result.train_metrics_clientapp[2]["sampling-failures"] == 0

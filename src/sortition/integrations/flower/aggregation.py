@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from sortition.core.errors import ConfigurationError, FeedbackError
 from sortition.core.types import FloatArray
 from sortition.integrations.flower.memory_sum import RECORD, MemorySum
 from sortition.integrations.flower.model_memory import ClientUpdate, Combined, ModelMemory, remembered_keys
-from sortition.integrations.flower.pool import DrawnCohort
+from sortition.integrations.flower.pool import ClientPool, CountedReplies, DrawnCohort
 
 log = logging.getLogger("flwr.sortition")
 
@@ -153,6 +153,8 @@ class ClientReplies:
     """Numbers of examples: the given one if there is one, otherwise the one that the client reports."""
     contents: dict[int, RecordDict]
     """What each client returned, by place in the cohort."""
+    counted: CountedReplies
+    """How much they count together."""
     combined: Combined | None = None
     """What the memory made of them; None if there is none, or nobody replied."""
 
@@ -168,7 +170,7 @@ class OpenRound:
     updates: UpdateSum
     memory: ModelMemory | MemorySum | None
 
-    def read(self, replies: Iterable[Message], size_key: str) -> ClientReplies:
+    def read(self, replies: Iterable[Message], size_key: str, pool: ClientPool) -> ClientReplies:
         """Check each reply and add its update to the sum, weighted by size and cohort weight.
 
         Replies are read in the order of the cohort, so that the sum does not depend on which came first. An
@@ -182,7 +184,7 @@ class OpenRound:
             name, size = names[place], float(self.drawn.given_sizes[place])
             memory = content.pop(RECORD, None)
             if np.isnan(size):
-                size = _reported_size(content, size_key, name)
+                size = pool.counted_size(int(cohort.clients[place]), _reported_size(content, size_key, name))
             arrays = _only(content, ArrayRecord, name)
             added = self.updates.add(name, arrays, size, float(cohort.weights[place]))
             if added is None:
@@ -191,13 +193,14 @@ class OpenRound:
             norms[place], vector = added
             updates[place] = ClientUpdate(vector, size, memory if isinstance(memory, ArrayRecord) else None)
             sizes[place], contents[place] = size, content
+        counted = pool.count(self.drawn, sizes)
         if contents:
-            self.updates.raise_by(len(cohort) / len(contents))
+            self.updates.raise_by(counted.factor * len(cohort) / len(contents))
         if self.memory is None or (len(cohort) and not contents):  # if nobody replied, nothing changes
-            return ClientReplies(norms, sizes, contents)
-        combined = self.memory.combine(cohort, updates)
+            return ClientReplies(norms, sizes, contents, counted)
+        combined = self.memory.combine(replace(cohort, weights=counted.factor * cohort.weights), updates)
         self.updates.set_remembered(combined.aggregate)
-        return ClientReplies(np.hypot(norms, combined.norms), sizes, contents, combined)
+        return ClientReplies(np.hypot(norms, combined.norms), sizes, contents, counted, combined)
 
     def _contents(self, replies: Iterable[Message]) -> dict[int, RecordDict]:
         """What each client returned, by place in the cohort; errors are logged.

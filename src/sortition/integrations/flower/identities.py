@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -25,8 +26,21 @@ PUBLIC_KEY_START = b"-----BEGIN PUBLIC KEY-----"
 UNREACHABLE = frozenset({3, 4, 5})
 """Error codes of the SuperLink: message, reply or node unavailable. The client itself has not answered."""
 
-TRIAL_QUERIES = 5
-"""If this many clients fail to report an identity and none succeeds, no more clients are asked."""
+TRIALS = (1, 4)
+"""So many clients are asked first, and so many next. If all of these fail, no more clients are asked."""
+LONGEST_WAIT = 32
+"""A client that did not answer a query is asked again after 1, 2, 4, ... and at most this many rounds."""
+
+NO_QUERY_FUNCTION = "No query function registered"
+"""In Flower's error if the ClientApp has no query function. All clients run the same ClientApp."""
+FAILED_IN_RAY = "An exception was raised when processing a message by RayBackend"
+"""The line in which Flower's simulation announces such an error in the log."""
+
+QUERY_FUNCTION = """
+    @app.query()
+    def about_me(message: Message, context: Context) -> Message:
+        answer = ConfigRecord({{{key!r}: context.node_config[{key!r}], {size!r}: len(...)}})
+        return Message(RecordDict({{"answer": answer}}), reply_to=message)"""
 
 
 @named_keywords
@@ -77,12 +91,12 @@ class _Node:
 
 
 class Identities:
-    """The identities of the nodes online. Each client is asked at most once.
+    """The identities of the nodes online, and the data sizes that their clients tell when they are asked.
 
-    A client that is asked gets a query. Its answer holds ``reported_key`` and may hold ``size_key``, its
-    number of examples. A client that gives no such answer is identified by its node id, which stays the same
-    during this run only. After ``TRIAL_QUERIES`` failures and no success, all clients that would have to be
-    asked are identified by their node ids.
+    A client is asked if it has no registered identity or if its size is not known. It gets a query. Its
+    answer holds ``reported_key``, if it has no registered identity, and ``size_key``, its number of examples.
+    A client that answers without an identity is identified by its node id, which stays the same during this
+    run only. If the ClientApp has no query function, nobody else is asked.
     """
 
     def __init__(self, identity: IdentityFunction, reported_key: str, size_key: str) -> None:
@@ -93,19 +107,33 @@ class Identities:
         self._reported_sizes: dict[str, float] = {}
         self._any_answer = False
         self._failures = 0
+        self._gives_no_answers = False
+        self._looks = 0  # how often ``online`` was called
+        self._waits: dict[int, int] = {}  # of nodes that did not answer: looks from one query to the next
+        self._ask_at: dict[int, int] = {}
         self._warned: set[tuple[int, int]] = set()
 
     @property
     def reported_sizes(self) -> Mapping[str, float]:
-        """The numbers of examples that clients reported together with their identity."""
+        """The numbers of examples that clients have told when they were asked."""
         return self._reported_sizes
 
-    def online(self, grid: Grid, timeout: float) -> dict[str, int]:
-        """The node id of each identity that is online."""
+    def can_return(self, identity: str) -> bool:
+        """Whether a client with this identity has the same one after a restart, unlike a node id."""
+        return self._reported_key == "node" or not identity.startswith("node:")
+
+    def online(self, grid: Grid, timeout: float, known_sizes: Callable[[], set[str]]) -> dict[str, int]:
+        """The node id of each identity that is online; clients with ``known_sizes`` need not tell theirs."""
+        self._looks += 1
         node_ids = set(grid.get_node_ids())
-        unseen = node_ids - self._nodes.keys()
+        unseen = {
+            node_id
+            for node_id in node_ids - self._nodes.keys()
+            if self._ask_at.get(node_id, 0) <= self._looks
+        }
         if unseen:
-            self._identify([node for node in grid.get_nodes() if node.node_id in unseen], grid, timeout)
+            nodes = [node for node in grid.get_nodes() if node.node_id in unseen]
+            self._identify(nodes, grid, timeout, known_sizes())
         found: dict[str, int] = {}
         for node_id in sorted(node_ids & self._nodes.keys()):
             identity = self._nodes[node_id].identity
@@ -114,73 +142,92 @@ class Identities:
             )
         return found
 
-    def _identify(self, nodes: list[NodeInfo], grid: Grid, timeout: float) -> None:
-        """Find the identities of new nodes. Nodes that can't be reached stay unknown until the next round."""
+    def _identify(self, nodes: list[NodeInfo], grid: Grid, timeout: float, known_sizes: set[str]) -> None:
+        """Find the identities of new nodes. Nodes that do not answer stay unknown, and are asked again."""
         found: dict[int, str] = {}
         to_ask = []
         for node in nodes:
             identity = self._identity(node)
-            if identity is None:
-                to_ask.append(node.node_id)
-            elif isinstance(identity, str):
+            if isinstance(identity, str):
                 found[node.node_id] = identity
-            else:
+            elif identity is not None:
                 raise ConfigurationError(
                     f"identity must return a string, or None to ask the client, got {identity!r}"
                 )
-        if to_ask:
-            found |= self._ask(sorted(to_ask), grid, timeout)
+            if identity is None or identity not in known_sizes:
+                to_ask.append(node.node_id)
+        answers = self._ask(sorted(to_ask), grid, timeout)
+        nameless = [node_id for node_id in sorted(to_ask) if node_id not in found]
+        by_node_id = 0
+        for node_id in nameless:
+            reported = _look_up(answers.get(node_id, RecordDict()), self._reported_key)
+            if reported is not None:
+                found[node_id] = f"{self._reported_key}:{reported}"
+            elif node_id in answers or self._gives_no_answers:
+                found[node_id] = f"node:{node_id}"
+                by_node_id += 1
+            else:
+                self._waits[node_id] = min(2 * self._waits.get(node_id, 0), LONGEST_WAIT) or 1
+                self._ask_at[node_id] = self._looks + self._waits[node_id]
+        if by_node_id:
+            log.warning(
+                "%d of %d new clients did not report '%s' when asked. They are identified by their node ids, "
+                "which change from run to run: a resumed run starts to learn anew about them.",
+                *(by_node_id, len(nameless), self._reported_key),
+            )
+        for node_id, answer in answers.items():
+            size = _look_up(answer, self._size_key)
+            if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < math.inf:
+                self._reported_sizes[found[node_id]] = float(size)
         for node in nodes:
             if node.node_id in found:
                 self._nodes[node.node_id] = _Node(found[node.node_id], node.last_activated_at)
 
-    def _ask(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, str]:
-        """Ask a few clients first: if the ClientApp has no query function, only these fail."""
-        failures_before = self._failures
-        first = 0 if self._any_answer else max(TRIAL_QUERIES - self._failures, 0)
-        found = self._query(node_ids[:first], grid, timeout)
-        if not self._gives_no_answers:
-            found |= self._query(node_ids[first:], grid, timeout)
-        unanswered = self._failures - failures_before
-        if self._gives_no_answers:
-            found, unanswered = {node_id: f"node:{node_id}" for node_id in node_ids}, len(node_ids)
-        if unanswered:
-            log.warning(
-                "%d of %d new clients did not report '%s' when asked. They are identified by their node ids, "
-                "which change from run to run: a resumed run starts to learn anew about them.",
-                unanswered,
-                len(node_ids),
-                self._reported_key,
-            )
-        return found
+    # Queries -----------------------------------------------------------------------------------------
 
-    @property
-    def _gives_no_answers(self) -> bool:
-        return not self._any_answer and self._failures >= TRIAL_QUERIES
+    def _ask(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, RecordDict]:
+        """What clients answer, empty if they failed; those that could not be reached are left out.
 
-    def _query(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, str]:
-        """The identities of clients that could be reached: what they report or, failing that, the node id."""
+        Unless somebody has answered before, one client is asked first, then four, then all others: if the
+        ClientApp has no query function, only one fails.
+        """
+        answers: dict[int, RecordDict] = {}
+        start = 0
+        for many in (*TRIALS, len(node_ids)):
+            if self._any_answer:
+                many = len(node_ids)
+            if self._gives_no_answers or start >= len(node_ids):
+                break
+            answers |= self._query(node_ids[start : start + many], grid, timeout)
+            start += many
+        return answers
+
+    def _query(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, RecordDict]:
+        """Ask these clients at once."""
         question = RecordDict({"query": ConfigRecord({"key": self._reported_key})})
         messages = [Message(question, node_id, MessageType.QUERY) for node_id in node_ids]
-        replies = list(grid.send_and_receive(messages, timeout=timeout)) if messages else []
+        with _without_tracebacks():
+            replies = list(grid.send_and_receive(messages, timeout=timeout))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        found: dict[int, str] = {}
+        answers: dict[int, RecordDict] = {}
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id)
             if node_id is None or (reply.has_error() and reply.error.code in UNREACHABLE):
                 continue
-            content = RecordDict() if reply.has_error() else reply.content
-            reported = _look_up(content, self._reported_key)
-            if reported is None:
-                self._failures += 1
-                found[node_id] = f"node:{node_id}"
-            else:
-                self._any_answer = True
-                found[node_id] = f"{self._reported_key}:{reported}"
-            size = _look_up(content, self._size_key)
-            if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < math.inf:
-                self._reported_sizes[found[node_id]] = float(size)
-        return found
+            answers[node_id] = RecordDict() if reply.has_error() else reply.content
+            self._any_answer |= not reply.has_error()
+            self._failures += reply.has_error()
+            reason = reply.error.reason if reply.has_error() else None
+            if NO_QUERY_FUNCTION in (reason or "") and not self._gives_no_answers:
+                self._gives_no_answers = True
+                log.warning(
+                    "The ClientApp has no query function, so clients can't be asked who they are and how "
+                    "many examples they have. Training goes on, but its first steps are biased, and a "
+                    "resumed simulation does not recognise its clients, unless you add:%s",
+                    QUERY_FUNCTION.format(key=self._reported_key, size=self._size_key),
+                )
+        self._gives_no_answers |= not self._any_answer and self._failures >= sum(TRIALS)
+        return answers
 
     def _latest(self, identity: str, one: int, other: int) -> int:
         """The node that was activated last of two with one identity: the other has stopped unnoticed."""
@@ -195,6 +242,22 @@ class Identities:
                 newer,
             )
         return newer
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keep out of the log that the ClientApp has no query function, of which a simulation prints 50 lines."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        return not (NO_QUERY_FUNCTION in message or message.startswith(FAILED_IN_RAY))
+
+    flower = logging.getLogger("flwr")
+    flower.addFilter(is_news)
+    try:
+        yield
+    finally:
+        flower.removeFilter(is_news)
 
 
 def _look_up(content: RecordDict, key: str) -> object | None:

@@ -78,13 +78,14 @@ def sampling_metrics(
     return MetricRecord(
         {
             "sampling-available-clients": len(drawn.available),
+            "sampling-resting-clients": drawn.resting,
             "sampling-distinct-clients": len(cohort),
             "sampling-replies": len(replied),
             "sampling-failures": len(cohort) - len(replied),
             "sampling-effective-clients": effective_number(drawn.probabilities),
             "sampling-variance-ratio": variance_ratio,
             "sampling-largest-weight": float(cohort.weights.max(initial=0.0)),
-            "sampling-total-weight": float(np.sum(weighed.shares * replied.weights)),
+            "sampling-total-weight": weighed.total_weight,
             "sampling-coverage": weighed.num_replied / num_clients,
         }
     )

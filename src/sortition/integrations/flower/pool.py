@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,14 @@ from sortition.core.state import array, part, scalar, text
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.integrations.flower.identities import natural_order
+from sortition.integrations.flower.silence import LEAST_SILENT, Silence
+from sortition.integrations.flower.sizes import DataSizes
 from sortition.ledger import RecordedSampler, open_run, read_run
 from sortition.ledger.files import run_file, side_directory
 from sortition.ledger.store import check_header
 from sortition.samplers.empirical_bayes import default_sampler
+
+log = logging.getLogger("flwr.sortition")
 
 SAMPLER = "sampler."
 """Prefix of the sampler's own entries in the state."""
@@ -31,8 +36,8 @@ STATE, CLIENTS = "flower", "flower_clients"
 """Attachments in the ledger: the whole state, written as a round ends, and its part about the clients,
 written when new ones join."""
 
-FEWEST_COMPARED = 10
-"""No client is called dominant while fewer sizes than this are known."""
+LARGEST_TOTAL_WEIGHT = 3.0
+"""The replies of a round count for at most this many times all available clients together."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,24 @@ class DrawnCohort:
     """The probabilities of ``available``, which sum to one."""
     total_size: float
     """The examples of all available clients, known or estimated; nan if no size is known yet."""
+    sizes_known: bool
+    """Whether the sizes of all available clients are known."""
+    resting: int = 0
+    """How many clients online are left out, since they did not reply several times in a row."""
+    is_asked_again: bool = False
+    """Whether it was drawn before a crash."""
+
+
+@dataclass(frozen=True)
+class CountedReplies:
+    """How much the replies of a round count together."""
+
+    known_sizes: DataSizes
+    """What is known of the data sizes after these replies."""
+    total_size: float
+    """The examples of all available clients, known or estimated."""
+    factor: float
+    """What the cohort weights are multiplied by; 1 unless sizes are unknown or the weights are too large."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,8 @@ class WeighedReplies:
     """(share times norm) squared."""
     step_scale: float
     """Factor that turns the sum of ``size * weight * update`` into the step: one over the total size."""
+    total_weight: float
+    """The sum of share times weight, as it is in the step."""
     sampler_norms: FloatArray
     """The norms that the sampler is to observe, aligned with the whole cohort; nan means no reply."""
     known_sizes: DataSizes
@@ -94,6 +119,7 @@ class ClientPool:
         num_examples: Mapping[str, float] | None,
         seed: int,
         ledger: str | os.PathLike[str] | None,
+        max_examples: float | None = None,
     ) -> None:
         if (sampler is None) == (cohort_size is None):
             raise ConfigurationError(
@@ -116,7 +142,9 @@ class ClientPool:
         self._default_weights: FloatArray = np.zeros(0)  # client weights of the default sampler, unnormalised
         self._ids: dict[str, int] = {}
         self._has_replied: BoolArray = np.zeros(0, dtype=bool)
-        self._sizes = DataSizes(num_examples)
+        self._sizes = DataSizes(num_examples, max_examples)
+        self._silence = Silence()
+        self._said: set[str] = set()  # what the log says once
         self._ledger = None if ledger is None else ledger_file(ledger)
         self._run: RecordedSampler | None = None
         self._untouched = copy.deepcopy(sampler) if ledger is not None else None
@@ -131,18 +159,27 @@ class ClientPool:
         """All clients seen so far; the place of an identity is its id in the sampler."""
         return tuple(self._ids)
 
+    @property
+    def known_sizes(self) -> set[str]:
+        """The clients whose data sizes are known."""
+        return self._sizes.known_by_name()
+
     # A round -----------------------------------------------------------------------------------------
 
     def draw(self, online: Iterable[str], reported_sizes: Mapping[str, float]) -> DrawnCohort:
-        """Let new clients join, then draw a cohort from those online.
+        """Let new clients join, then draw a cohort from those online that do not rest.
 
         With a ledger, a cohort that was drawn before a crash comes first. Nobody joins before it is done.
         """
         cohort = None if self._run is None else self._run.draw_again()
+        self._sizes.learn(reported_sizes)
+        is_asked_again, resting = cohort is not None, 0
         if cohort is None:
             names = list(online)
             sampler = self._join([name for name in names if name not in self._ids], reported_sizes)
-            available = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
+            ids = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
+            available = self._silence.awake(ids, least=sampler.cohort_size)
+            resting = len(ids) - len(available)
             all_available = len(available) == sampler.num_clients > sampler.cohort_size
             probabilities = sampler.probabilities(available)
             asked = None if all_available else available
@@ -160,10 +197,57 @@ class ClientPool:
             available=available,
             probabilities=probabilities / probabilities.sum(),
             total_size=self._sizes.total(available),
+            sizes_known=self._sizes.all_known(available),
+            resting=resting,
+            is_asked_again=is_asked_again,
         )
 
+    def counted_size(self, client: int, reported: float) -> float:
+        """What a reported number of examples counts for."""
+        return self._sizes.bounded(client, reported)
+
+    def count(self, drawn: DrawnCohort, sizes: FloatArray) -> CountedReplies:
+        r"""How much the replies may count together; changes nothing.
+
+        With n the examples of all available clients, the cohort weights have :math:`\sum n_m
+        \mathrm{weight}_m = n` on average, and the step is unbiased. Two cases are different:
+
+        - If some sizes are not known, the weights are multiplied by a factor that makes this sum n in every
+          round. The step is then a weighted mean of the replies, as stable as that of plain FedAvg, and a
+          ratio of two unbiased estimates. The estimate of n then does not matter.
+        - If the sum is above ``LARGEST_TOTAL_WEIGHT`` times n, the weights are lowered so that it is not.
+        """
+        heard = ~np.isnan(sizes)
+        replied = drawn.cohort.replied(heard)
+        known_sizes = self._sizes.copy()
+        known_sizes.record(replied.clients, sizes[heard], replied.weights)
+        total = drawn.total_size
+        if np.isnan(total) or len(drawn.cohort) == len(drawn.available):  # or everybody was asked: no bias
+            total = known_sizes.total(drawn.available)
+        examples = float(np.sum(sizes[heard] * replied.weights))
+        if not examples > 0.0 or not total > 0.0:
+            return CountedReplies(known_sizes, total, 1.0)
+        if not drawn.sizes_known:
+            return CountedReplies(known_sizes, total, total / examples)
+        factor = min(1.0, LARGEST_TOTAL_WEIGHT * total / examples)
+        if factor < 1.0:
+            self._say_once(
+                "weight",
+                "\t> The replies of this round would count %.1f times as much as all clients together. They "
+                "are lowered to %g times, here and in later rounds. This happens if large clients are drawn "
+                "with small probabilities: use the default sampler (cohort_size=...), or a larger cohort.",
+                examples / total,
+                LARGEST_TOTAL_WEIGHT,
+            )
+        return CountedReplies(known_sizes, total, factor)
+
     def weigh(
-        self, drawn: DrawnCohort, weighted_norms: FloatArray, sizes: FloatArray, offline_examples: float
+        self,
+        drawn: DrawnCohort,
+        counted: CountedReplies,
+        weighted_norms: FloatArray,
+        sizes: FloatArray,
+        offline_examples: float,
     ) -> WeighedReplies:
         """Weigh the replies, whose norms are multiplied by their sizes; changes nothing.
 
@@ -172,12 +256,7 @@ class ClientPool:
         """
         heard = ~np.isnan(weighted_norms)
         replied = drawn.cohort.replied(heard)
-        known_sizes = copy.deepcopy(self._sizes)
-        known_sizes.record(replied.clients, sizes[heard], replied.weights)
-        total = drawn.total_size
-        if np.isnan(total) or len(drawn.cohort) == len(drawn.available):  # or everybody was asked: no bias
-            total = known_sizes.total(drawn.available)
-        total += offline_examples
+        total = counted.total_size + offline_examples
         scale = 1.0 / total if total > 0.0 else 0.0
         norms = scale * weighted_norms[heard]
         sampler_norms = np.full(len(weighted_norms), np.nan)
@@ -188,8 +267,9 @@ class ClientPool:
             shares=scale * sizes[heard],
             feedback=norms**2,
             step_scale=scale,
+            total_weight=counted.factor * scale * float(np.sum(sizes[heard] * replied.weights)),
             sampler_norms=sampler_norms,
-            known_sizes=known_sizes,
+            known_sizes=counted.known_sizes,
             num_replied=int(self._has_replied.sum() + np.sum(~self._has_replied[replied.clients])),
         )
 
@@ -199,14 +279,31 @@ class ClientPool:
         """Take note of the replies and let the sampler learn. A ledger has ``state()`` on disk before."""
         self._sizes = weighed.known_sizes
         self._has_replied[weighed.replied.clients] = True
+        self._take_note_of_silence(drawn.cohort.clients, ~np.isnan(weighed.sampler_norms))
         if self._run is not None:
             self._run.attach(drawn.cohort.round_index, STATE, state())
         self._open_sampler().observe(drawn.cohort, weighed.sampler_norms)
 
     def dominant_client(self) -> str | None:
         """The client that reports more examples than all others known together, if there is one."""
-        client = self._sizes.dominant()
-        return None if client is None else self.identities[client]
+        return self._sizes.dominant()
+
+    def _take_note_of_silence(self, clients: IntArray, heard: BoolArray) -> None:
+        identities = self.identities
+        silent, back = self._silence.record(clients, heard)
+        for client in silent:
+            log.warning(
+                "\t> %s has not replied %d times in a row. It is asked less often until it replies.",
+                identities[client],
+                LEAST_SILENT,
+            )
+        for client in back:
+            log.info("\t> %s replies again", identities[client])
+
+    def _say_once(self, what: str, message: str, *values: object) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            log.warning(message, *values)
 
     # Joining -----------------------------------------------------------------------------------------
 
@@ -217,6 +314,13 @@ class ClientPool:
             self._ids[name] = len(self._ids)
         self._has_replied = np.concatenate([self._has_replied, np.zeros(len(newcomers), dtype=bool)])
         self._sizes.join(newcomers, reported_sizes)
+        self._silence.join(len(newcomers))
+        if unmatched := self._sizes.matched_nobody():
+            self._say_once(
+                "unmatched",
+                "num_examples names clients that are not online: %s. Those online are %s.",
+                *(_some(unmatched), _some(self.identities)),
+            )
         if self._sampler is None:
             self._initial_clients = len(newcomers)
             self._default_weights = self._sizes.known_shares(np.arange(self._initial_clients))
@@ -277,6 +381,7 @@ class ClientPool:
             "has_replied": self._has_replied.copy(),
             "default_weights": self._default_weights.copy(),
             **self._sizes.state(),
+            **self._silence.state(),
             **{SAMPLER + name: value for name, value in kept.items()},
         }
 
@@ -287,6 +392,7 @@ class ClientPool:
         initial_clients = int(scalar(state, "initial_clients"))
         default_weights = array(state, "default_weights", np.float64, (None,))
         sizes = self._sizes.restored(state, identities)
+        silence = self._silence.restored(state, len(identities))
         kept = part(state, SAMPLER)
         if kept:
             sampler = (
@@ -297,7 +403,7 @@ class ClientPool:
             sampler.load_state_dict(kept)
             self._sampler = sampler
         self._ids = {name: place for place, name in enumerate(identities)}
-        self._has_replied, self._sizes = has_replied, sizes
+        self._has_replied, self._sizes, self._silence = has_replied, sizes, silence
         self._initial_clients, self._default_weights = initial_clients, default_weights
 
     # Ledger ------------------------------------------------------------------------------------------
@@ -345,127 +451,6 @@ class ClientPool:
 
         self._run = open_run(self._ledger, make_sampler)
         return self._run
-
-
-class DataSizes:
-    r"""The numbers of examples :math:`n_m`, and the total of the available clients, known or estimated.
-
-    The client weights of a round are :math:`\lambda_m = n_m / n`, where n is the number of examples of all
-    available clients. A client's :math:`n_m` is known from the start if it was given, or reported in answer
-    to a query. Otherwise it is known from the client's first reply on. The unknown sizes are estimated by a
-    mean over first replies, each counted by its cohort weight:
-
-    .. math:: \hat n = \sum_{m\,\mathrm{known}} n_m + \#\{m\,\mathrm{unknown}\} \cdot
-              \frac{\sum_{\mathrm{first\ replies}} \mathrm{weight}_m n_m}
-                   {\sum_{\mathrm{first\ replies}} \mathrm{weight}_m}
-
-    The cohort weights correct for a sampler that prefers large clients. The total of a round is fixed
-    *before* its cohort is drawn. Given what is known then, the aggregate has expectation
-    :math:`(n / \hat n) \sum_m \lambda_m g_m`: its direction is unbiased whatever :math:`\hat n` is, and only
-    the length of the step is off. Once all sizes are known it is exact. A total computed from the replies of
-    the same round would depend on the draw and so bias the aggregate, as in plain FedAvg. It is used in one
-    case only: the first round, if no size is known.
-
-    >>> sizes = DataSizes()
-    >>> sizes.join(["a", "b", "c"])
-    >>> sizes.total(np.arange(3))
-    nan
-    >>> sizes.record(np.array([0, 1]), np.array([10.0, 20.0]), np.array([1.5, 1.5]))
-    >>> sizes.total(np.arange(3))
-    45.0
-    """
-
-    def __init__(self, given: Mapping[str, float] | None = None) -> None:
-        if given is not None and not isinstance(given, Mapping):
-            raise ConfigurationError(f"num_examples must map identities to numbers, got {given!r}")
-        self._given = {name: _checked_size(name, value) for name, value in (given or {}).items()}
-        self._sizes: FloatArray = np.zeros(0)
-        self._is_given: BoolArray = np.zeros(0, dtype=bool)
-        self._first_examples = 0.0  # of first replies, times their cohort weights
-        self._first_weight = 0.0
-
-    def join(self, identities: Sequence[str], reported: Mapping[str, float] | None = None) -> None:
-        """Append clients in the order of their ids, some with a size that they have reported."""
-        reported = {} if reported is None else reported
-        known = [self._given.get(name, reported.get(name, np.nan)) for name in identities]
-        self._sizes = np.concatenate([self._sizes, known])
-        is_given = np.array([name in self._given for name in identities], dtype=bool)
-        self._is_given = np.concatenate([self._is_given, is_given])
-
-    def given(self, clients: IntArray) -> FloatArray:
-        """The sizes that were given for these clients, which no reply changes; nan for the others."""
-        return np.where(self._is_given[clients], self._sizes[clients], np.nan)
-
-    def record(self, clients: IntArray, sizes: FloatArray, weights: FloatArray) -> None:
-        """Take note of the sizes of clients that replied; ``weights`` are their cohort weights."""
-        is_first = np.isnan(self._sizes[clients])
-        self._first_examples += float(np.sum(weights[is_first] * sizes[is_first]))
-        self._first_weight += float(np.sum(weights[is_first]))
-        self._sizes[clients] = sizes
-
-    def total(self, available: IntArray) -> float:
-        """The number of examples of these clients, known or estimated; nan if no size at all is known."""
-        sizes = self._sizes[available]
-        known = ~np.isnan(sizes)
-        examples = float(sizes[known].sum())
-        unknown = len(sizes) - int(known.sum())
-        return examples + unknown * self._estimated_mean() if unknown else examples
-
-    def dominant(self) -> int | None:
-        """The client that reports more examples than all others known together, if there is one."""
-        known = ~np.isnan(self._sizes)
-        if known.sum() < FEWEST_COMPARED:
-            return None
-        largest = int(np.nanargmax(self._sizes))
-        is_dominant = self._sizes[largest] > 0.5 * self._sizes[known].sum()
-        return largest if is_dominant and not self._is_given[largest] else None
-
-    def known_shares(self, clients: IntArray) -> FloatArray:
-        """The shares of these clients in their data if all sizes are known; otherwise equal shares."""
-        sizes = self._sizes[clients]
-        total = float(sizes.sum())
-        return sizes / total if total > 0.0 else np.full(len(sizes), 1.0 / len(sizes))
-
-    def relative_sizes(self, clients: IntArray, others: IntArray) -> FloatArray:
-        """The sizes of these clients over the mean size of the others; 1 where one of them is not known."""
-        mean = self.total(others) / len(others)
-        sizes = self._sizes[clients]
-        known = (sizes > 0.0) & (mean > 0.0)
-        return np.divide(sizes, mean, out=np.ones(len(sizes)), where=known)
-
-    def state(self) -> dict[str, Any]:
-        """What a resumed run needs to know."""
-        return {
-            "sizes": self._sizes.copy(),
-            "first_replies": np.array([self._first_examples, self._first_weight]),
-        }
-
-    def restored(self, state: Mapping[str, Any], identities: Sequence[str]) -> DataSizes:
-        """The sizes that are in ``state``. A size that was given to this object takes precedence."""
-        sizes = array(state, "sizes", np.float64, (len(identities),))
-        first_replies = array(state, "first_replies", np.float64, (2,))
-        if not np.all((sizes >= 0.0) | np.isnan(sizes)):
-            raise StateError(f"state must hold 'sizes' that are not negative, got {np.nanmin(sizes)}")
-        restored = DataSizes(self._given)
-        restored.join(identities, dict(zip(identities, sizes.tolist(), strict=True)))
-        restored._first_examples, restored._first_weight = first_replies.tolist()
-        return restored
-
-    def _estimated_mean(self) -> float:
-        if self._first_weight > 0.0:
-            return self._first_examples / self._first_weight
-        known = self._sizes[~np.isnan(self._sizes)]
-        return float(known.mean()) if len(known) else float("nan")
-
-
-def _checked_size(name: str, value: float) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = np.nan
-    if not (np.isfinite(number) and number >= 0.0):
-        raise ConfigurationError(f"num_examples must be finite and not negative, got {value!r} for {name!r}")
-    return number
 
 
 def ledger_file(ledger: str | os.PathLike[str]) -> Path:
@@ -519,6 +504,12 @@ def _last_states(run: RecordedSampler, ledger: Path) -> tuple[dict[str, Any] | N
     joined = (run.attachment(number, CLIENTS) for number in range(last + 1, run.round_index + 1))
     found = [kept for kept in (state, *joined) if kept is not None]
     return state, max(found, key=lambda kept: np.size(kept.get("has_replied", ())), default=None)
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    """The first of these names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def string_list(state: Mapping[str, Any], name: str) -> list[str]:

@@ -40,7 +40,7 @@ from flwr.serverapp import Grid
 from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
 from sortition.integrations.flower.aggregation import ClientReplies, UpdateSum, arrays_of
-from sortition.integrations.flower.pool import DrawnCohort
+from sortition.integrations.flower.pool import ClientPool, DrawnCohort
 
 log = logging.getLogger("flwr.sortition")
 
@@ -189,7 +189,7 @@ class SecureRound:
             contents[node] = RecordDict({**message.content, RECORD: question})
         return replace(self, received=exchange(workflow, grid, contents, server_round, timeout))
 
-    def read(self, replies: Iterable[Message], size_key: str) -> ClientReplies:
+    def read(self, replies: Iterable[Message], size_key: str, pool: ClientPool) -> ClientReplies:
         """The sum, and what each client said; ``replies`` is empty, since they have been added up."""
         cohort, names = self.drawn.cohort, self.drawn.names
         norms, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
@@ -206,9 +206,12 @@ class SecureRound:
                         names[place],
                         reply.shrink,
                     )
-            factor = self.drawn.total_size * len(cohort) / len(contents)  # for those who did not reply
+        counted = pool.count(self.drawn, sizes)
+        if self.received is not None:
+            raised = counted.factor * len(cohort) / len(contents)  # for those who did not reply
+            factor = self.drawn.total_size * raised
             self.updates.set_total(factor * total for total in self.received.total)
-        return ClientReplies(norms, sizes, contents)
+        return ClientReplies(norms, sizes, contents, counted)
 
 
 def exchange(

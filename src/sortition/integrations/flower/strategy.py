@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -17,7 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from sortition.core.errors import CohortError, ConfigurationError, StateError
 from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
-from sortition.core.validation import named_keywords
+from sortition.core.validation import named_keywords, number_between
 from sortition.integrations.flower.aggregation import OpenRound, UpdateSum, arrays_of, record_of
 from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
 from sortition.integrations.flower.inner import NOT_PRIVATE, InnerStrategy
@@ -30,11 +31,11 @@ from sortition.integrations.flower.secure_sum import SecureRound, workflow_for
 log = logging.getLogger("flwr.sortition")
 
 KIND = "AdaptiveSampling"
-VERSION = 2
+VERSION = 3
 MODEL = "model."
 """Prefix of the model's arrays in the state."""
 LONGEST_QUERY = 60.0
-"""Seconds to wait for the answer of a client that is asked for its identity."""
+"""Seconds to wait for the answer of a client that is asked who it is and how much data it has."""
 
 
 class AdaptiveSampling(Strategy):
@@ -63,6 +64,9 @@ class AdaptiveSampling(Strategy):
     num_examples
         Data sizes by identity, as far as they are known in advance. They take precedence over what a client
         reports. Other sizes are learnt from the replies (``weighted_by_key`` of ``inner``).
+    max_examples
+        A client counts for no more examples than this, whatever it reports. By default a client may report up
+        to ten times what all others have together. Sizes in ``num_examples`` are not bounded.
     identity
         Returns the identity of a node, or None to ask the client. By default it is the name or key that the
         SuperNode was registered with; clients without one are asked.
@@ -73,6 +77,8 @@ class AdaptiveSampling(Strategy):
     ledger
         The file to record the run in, such as ``"run.db"``. Every draw and every round is on disk before the
         next step. If the file holds a run, ``start`` continues it, even after a crash in mid-round.
+    resume_timeout
+        Seconds to wait, after a crash in mid-round, for drawn clients that have not reconnected yet.
     memory
         Remember the clients' updates, so that only their changes are estimated from the cohort
         (``sortition.Memory``). Less noise, for 4 bytes a parameter and client: on the server with True, on
@@ -94,16 +100,19 @@ class AdaptiveSampling(Strategy):
         cohort_size: int | None = None,
         sampler: Sampler | None = None,
         num_examples: Mapping[str, float] | None = None,
+        max_examples: float | None = None,
         identity: IdentityFunction = registered_identity,
         reported_key: str = "partition-id",
         seed: int = 0,
         ledger: str | os.PathLike[str] | None = None,
+        resume_timeout: float = 120.0,
         memory: bool | Literal["clients"] = False,
         memory_bytes: int = 4 * 2**30,
         secure_aggregation: bool | SecAggPlusWorkflow = False,
     ) -> None:
         self._inner = InnerStrategy(inner)
-        self._pool = ClientPool(sampler, cohort_size, num_examples, seed, ledger)
+        self._pool = ClientPool(sampler, cohort_size, num_examples, seed, ledger, max_examples)
+        self._resume_timeout = number_between("resume_timeout", resume_timeout, 0.0, math.inf)
         self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
         if not (isinstance(memory, bool) or memory == "clients"):
             raise ConfigurationError(f"memory must be True, False or 'clients', got {memory!r}")
@@ -158,6 +167,8 @@ class AdaptiveSampling(Strategy):
         if self._memory is not None:
             self._memory.make_room(arrays_of(arrays), len(online))
         drawn = self._pool.draw(online, self._identities.reported_sizes)
+        if drawn.is_asked_again:
+            online = self._wait_for_cohort(grid, drawn.names, online)
         places = {online[name]: place for place, name in enumerate(drawn.names) if name in online}
         messages = self._inner.configure_train(
             server_round + self._offset, arrays, config, grid, nodes=list(places)
@@ -193,10 +204,12 @@ class AdaptiveSampling(Strategy):
         drawn, true_round = current.drawn, server_round + self._offset
 
         # What the clients returned, and how much each reply counts.
-        returned = current.read(replies, self._inner.strategy.weighted_by_key)
+        returned = current.read(replies, self._inner.strategy.weighted_by_key, self._pool)
         combined = returned.combined
         offline_examples = 0.0 if combined is None else combined.offline_examples
-        weighed = self._pool.weigh(drawn, returned.weighted_norms, returned.sizes, offline_examples)
+        weighed = self._pool.weigh(
+            drawn, returned.counted, returned.weighted_norms, returned.sizes, offline_examples
+        )
         num_replies = len(weighed.replied)
         log.info("aggregate_train: %d replies, %d failures", num_replies, len(drawn.cohort) - num_replies)
         self._ratio.update(weighed.replied, weighed.probabilities, weighed.feedback, len(drawn.available))
@@ -238,10 +251,31 @@ class AdaptiveSampling(Strategy):
     def _wait_for_clients(self, grid: Grid) -> dict[str, int]:
         """The node id of each client online, as soon as there are enough."""
         least = max(1, self._inner.strategy.min_available_nodes)
-        while len(online := self._identities.online(grid, self._query_timeout)) < least:
+        while len(online := self._online(grid)) < least:
             log.info("Waiting for clients: %d online, at least %d needed", len(online), least)
             time.sleep(1)
         return online
+
+    def _wait_for_cohort(self, grid: Grid, names: Sequence[str], online: dict[str, int]) -> dict[str, int]:
+        """Wait for clients that were drawn before a crash and have not reconnected yet."""
+        deadline = time.monotonic() + self._resume_timeout
+        waits = False
+        while missing := [name for name in names if name not in online]:
+            if time.monotonic() >= deadline or not any(map(self._identities.can_return, missing)):
+                log.warning("Drawn before the crash, but not online: %s. No reply.", ", ".join(missing))
+                break
+            if not waits:
+                log.info(
+                    "Drawn before the crash, but not online yet: %s. Waiting for up to %g seconds.",
+                    *(", ".join(missing), self._resume_timeout),
+                )
+            waits = True
+            time.sleep(1)
+            online = self._online(grid)
+        return online
+
+    def _online(self, grid: Grid) -> dict[str, int]:
+        return self._identities.online(grid, self._query_timeout, lambda: self._pool.known_sizes)
 
     def _warn_of_dominant_client(self) -> None:
         name = self._pool.dominant_client()
