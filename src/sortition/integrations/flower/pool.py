@@ -147,6 +147,7 @@ class ClientPool:
         self._said: set[str] = set()  # what the log says once
         self._ledger = None if ledger is None else ledger_file(ledger)
         self._run: RecordedSampler | None = None
+        self._num_named = 0  # clients whose names are in the ledger
         self._untouched = copy.deepcopy(sampler) if ledger is not None else None
 
     @property
@@ -338,6 +339,10 @@ class ClientPool:
             self._run.attach(self._run.round_index, CLIENTS, self.state(with_sampler=False))
         if len(self._ids) > sampler.num_clients:
             self._add_clients(sampler, np.arange(sampler.num_clients, len(self._ids)))
+        named = self._num_named
+        if self._run is not None and named < len(self._ids):
+            self._run.name_clients(np.arange(named, len(self._ids)), self.identities[named:])
+            self._num_named = len(self._ids)
         return sampler
 
     def _build_default(self, num_clients: int, weights: FloatArray) -> Sampler:
@@ -429,6 +434,15 @@ class ClientPool:
             self.restore(newest_clients)
         return state
 
+    def note(self, name: str, values: Mapping[str, Any]) -> None:
+        """Keep small values of the last round in the ledger, if there is one."""
+        if self._run is not None and self._run.last_observed is not None:
+            self._run.note(self._run.last_observed, name, values)
+
+    def notes(self, name: str) -> list[dict[str, Any]]:
+        """What is in the ledger under that name, oldest first."""
+        return [] if self._run is None else list(self._run.notes(name).values())
+
     def close(self) -> None:
         """Close the ledger, if it is open."""
         run, self._run = self._run, None
@@ -450,6 +464,7 @@ class ClientPool:
             )
 
         self._run = open_run(self._ledger, make_sampler)
+        self._num_named = len(self._run.client_names)
         return self._run
 
 

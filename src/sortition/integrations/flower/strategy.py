@@ -20,6 +20,7 @@ from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
 from sortition.core.validation import named_keywords, number_between
 from sortition.integrations.flower.aggregation import OpenRound, UpdateSum, arrays_of, record_of
+from sortition.integrations.flower.history import EVALUATE, SERVER, TRAIN, History, OnRound
 from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
 from sortition.integrations.flower.inner import NOT_PRIVATE, InnerStrategy
 from sortition.integrations.flower.memory_sum import RECORD, MemorySum
@@ -34,6 +35,8 @@ KIND = "AdaptiveSampling"
 VERSION = 3
 MODEL = "model."
 """Prefix of the model's arrays in the state."""
+EVALUATED, REPORTED = "flower_evaluated", "flower_reported"
+"""Notes in the ledger: the metrics of a round after its evaluation, and that ``on_round`` has returned."""
 LONGEST_QUERY = 60.0
 """Seconds to wait for the answer of a client that is asked who it is and how much data it has."""
 
@@ -129,7 +132,8 @@ class AdaptiveSampling(Strategy):
         self._arrays: ArrayRecord | None = None  # the current model
         self._rounds_done = 0
         self._resume_after = 0  # the round after which the next start continues
-        self._offset = 0  # rounds before this start: Flower counts from 1 at each start
+        self._history = History()
+        self._reported = 0  # the last round that on_round has returned from
         self._is_started = False
         self._is_wrapped = False
         self._query_timeout = LONGEST_QUERY
@@ -170,23 +174,20 @@ class AdaptiveSampling(Strategy):
         if drawn.is_asked_again:
             online = self._wait_for_cohort(grid, drawn.names, online)
         places = {online[name]: place for place, name in enumerate(drawn.names) if name in online}
-        messages = self._inner.configure_train(
-            server_round + self._offset, arrays, config, grid, nodes=list(places)
-        )
+        messages = self._inner.configure_train(server_round, arrays, config, grid, nodes=list(places))
         if isinstance(self._memory, MemorySum):
             for message in messages:
                 client = int(drawn.cohort.clients[places[message.metadata.dst_node_id]])
                 message.content = RecordDict({**message.content, RECORD: self._memory.question(client)})
         updates = UpdateSum(arrays, memory=self._memory is not None)
         self._arrays = arrays
-        log.info("configure_train: drew %d clients (out of %d)", len(places), len(online))
         if self._secure is not None:
             # SecAgg+ sends four messages to each client: nothing is left for Flower to send.
             self._round = SecureRound(drawn, places, updates).exchanged(
                 self._secure,
                 grid,
                 messages,
-                server_round + self._offset,
+                server_round,
                 size_key=self._inner.strategy.weighted_by_key,
                 timeout=self._timeout,
             )
@@ -201,7 +202,7 @@ class AdaptiveSampling(Strategy):
         if self._round is None:
             raise CohortError("aggregate_train was called without configure_train before it")
         current, self._round = self._round, None
-        drawn, true_round = current.drawn, server_round + self._offset
+        drawn = current.drawn
 
         # What the clients returned, and how much each reply counts.
         returned = current.read(replies, self._inner.strategy.weighted_by_key, self._pool)
@@ -211,7 +212,10 @@ class AdaptiveSampling(Strategy):
             drawn, returned.counted, returned.weighted_norms, returned.sizes, offline_examples
         )
         num_replies = len(weighed.replied)
-        log.info("aggregate_train: %d replies, %d failures", num_replies, len(drawn.cohort) - num_replies)
+        log.info(
+            "aggregate_train: drew %d of %d clients online; %d replied, %d failed",
+            *(len(drawn.cohort), len(drawn.available), num_replies, len(drawn.cohort) - num_replies),
+        )
         self._ratio.update(weighed.replied, weighed.probabilities, weighed.feedback, len(drawn.available))
         metrics = sampling_metrics(drawn, weighed, self._ratio.value, len(self._pool.identities))
 
@@ -224,16 +228,17 @@ class AdaptiveSampling(Strategy):
             moved = current.updates.moved_model(weighed.step_scale)
             metric_weights = returned.sizes * drawn.cohort.weights
             stepped, client_metrics = self._inner.aggregate_train(
-                true_round, moved, returned.contents, metric_weights
+                server_round, moved, returned.contents, metric_weights
             )
             metrics = MetricRecord({**(client_metrics or {}), **metrics})
             if stepped is not None:
                 self._arrays = stepped = current.updates.with_model_types(stepped, moved)
         else:
-            log.warning("No client replied in round %d: model and sampler stay as they are", true_round)
+            log.warning("No client replied in round %d: model and sampler stay as they are", server_round)
 
         # What the sampler learns; with a ledger, the new state is on disk before.
-        self._rounds_done = true_round
+        self._rounds_done = server_round
+        self._history.add(server_round, TRAIN, metrics)
         self._pool.observe(drawn, weighed, state=lambda: self._state(with_sampler=False))
         self._warn_of_dominant_client()
         return stepped, metrics
@@ -242,11 +247,11 @@ class AdaptiveSampling(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As ``inner`` does it."""
-        return self._inner.strategy.configure_evaluate(server_round + self._offset, arrays, config, grid)
+        return self._inner.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As ``inner`` does it."""
-        return self._inner.strategy.aggregate_evaluate(server_round + self._offset, replies)
+        return self._inner.strategy.aggregate_evaluate(server_round, replies)
 
     def _wait_for_clients(self, grid: Grid) -> dict[str, int]:
         """The node id of each client online, as soon as there are enough."""
@@ -310,43 +315,93 @@ class AdaptiveSampling(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        on_round: OnRound | None = None,
     ) -> Result:
         """Run all rounds, or those that are left of a run in the ledger or of a loaded state.
 
         A resumed run starts from the saved model instead of ``initial_arrays``. Rounds keep their numbers:
-        ``num_rounds`` counts from the beginning of the whole run.
+        ``num_rounds`` counts from the beginning of the whole run, and the result holds all of its rounds.
+
+        ``on_round(server_round, metrics, arrays)`` is called after each round and its evaluation. With a
+        ledger, both are on disk by then. ``metrics`` holds numbers, and lists of numbers, by names such as
+        ``"train/loss"``, ``"evaluate/loss"`` and ``"server/loss"`` (from ``evaluate_fn``).
         """
         self._query_timeout, self._timeout = min(timeout, LONGEST_QUERY), timeout
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        begun, self._is_started = time.monotonic(), True
+
+        def evaluate(server_round: int) -> None:
+            """Evaluate the model of a round, unless that is done, and let ``on_round`` know."""
+            if self._history.evaluated < server_round:
+                messages = self.configure_evaluate(server_round, arrays, evaluate_config, grid)
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                self._add_metrics(server_round, EVALUATE, self.aggregate_evaluate(server_round, replies))
+                if evaluate_fn is not None:
+                    self._add_metrics(server_round, SERVER, evaluate_fn(server_round, arrays))
+                self._history.evaluated = server_round
+                self._pool.note(EVALUATED, self._history.state(since=server_round))
+            if on_round is not None and self._reported < server_round:
+                on_round(server_round, self._history.of_round(server_round), arrays)
+                self._reported = server_round
+                self._pool.note(REPORTED, {"round": server_round})
+
         try:
-            state = self._pool.resume()
-            if state is not None:
-                self._restore(state, with_pool=False)
-            offset, self._resume_after = self._resume_after, 0
-            arrays = self._arrays if offset and self._arrays is not None else initial_arrays
-            if offset:
-                log.info("Resuming after round %d of %d", offset, num_rounds)
-
-            def evaluate(server_round: int, evaluated: ArrayRecord) -> MetricRecord | None:
-                return evaluate_fn(server_round + offset, evaluated) if evaluate_fn else None
-
-            self._offset, self._is_started = offset, True
-            result = super().start(
-                grid,
-                arrays,
-                max(num_rounds - offset, 0),
-                timeout,
-                train_config,
-                evaluate_config,
-                evaluate if evaluate_fn else None,
-            )
+            done, arrays = self._resume(initial_arrays)
+            self._log_start(num_rounds, initial_arrays, train_config, evaluate_config)
+            if done >= num_rounds > 0:
+                log.info("This run is finished: %d rounds are done, and num_rounds=%d", done, num_rounds)
+            elif done:
+                log.info("Resuming after round %d of %d", done, num_rounds)
+            if done:
+                evaluate(done)
+            elif evaluate_fn is not None:
+                self._add_metrics(0, SERVER, evaluate_fn(0, arrays))
+            for server_round in range(done + 1, num_rounds + 1):
+                log.info("")
+                log.info("[ROUND %d/%d]", server_round, num_rounds)
+                messages = self.configure_train(server_round, arrays, train_config, grid)
+                replies = grid.send_and_receive(messages, timeout=timeout)
+                stepped, metrics = self.aggregate_train(server_round, replies)
+                log.info("\t└──> train: %s", metrics)
+                arrays = arrays if stepped is None else stepped
+                evaluate(server_round)
         finally:
-            self._offset, self._is_started = 0, False
+            self._is_started = False
             self._pool.close()
-        if not result.arrays:  # no round was left, or none had a reply
-            result.arrays = arrays
-        for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-            setattr(result, name, {key + offset: value for key, value in getattr(result, name).items()})
+        result = self._history.result(arrays)
+        log.info("")
+        log.info("Finished in %.2f seconds. All rounds:", time.monotonic() - begun)
+        for line in str(result).splitlines():
+            log.info("\t%s", line)
         return result
+
+    def _resume(self, initial_arrays: ArrayRecord) -> tuple[int, ArrayRecord]:
+        """The last complete round of the run in the ledger or of a loaded state, and the model after it."""
+        state = self._pool.resume()
+        if state is not None:
+            self._restore(state, with_pool=False)
+        done, self._resume_after = self._resume_after, 0
+        if not done or self._arrays is None:
+            self._history, self._reported = History(), 0
+            return 0, initial_arrays
+        _check_same_model(self._arrays, initial_arrays)
+        return done, self._arrays
+
+    def _add_metrics(self, server_round: int, source: str, metrics: MetricRecord | None) -> None:
+        self._history.add(server_round, source, metrics)
+        if metrics is not None:
+            log.info("\t└──> %s: %s", source, metrics)
+
+    def _log_start(
+        self, num_rounds: int, arrays: ArrayRecord, train_config: ConfigRecord, evaluate_config: ConfigRecord
+    ) -> None:
+        log.info("Starting %s strategy:", type(self).__name__)
+        log.info("\t├── Number of rounds: %d", num_rounds)
+        log.info("\t├── ArrayRecord (%.2f MB)", sum(len(array.data) for array in arrays.values()) / 2**20)
+        for name, config in (("train", train_config), ("evaluate", evaluate_config)):
+            log.info("\t├── ConfigRecord (%s): %s", name, ", ".join(config) or "(empty!)")
+        self.summary()
 
     # State -------------------------------------------------------------------------------------------
 
@@ -370,6 +425,7 @@ class AdaptiveSampling(Strategy):
             **self._inner.state(),
             **self._ratio.state(),
             **({} if self._memory is None else self._memory.state()),
+            **self._history.state(since=0 if with_sampler else self._rounds_done),
             **self._pool.state(with_sampler=with_sampler),
         }
 
@@ -387,10 +443,35 @@ class AdaptiveSampling(Strategy):
         attributes, ratio = self._inner.attributes_in(state), VarianceRatio()
         ratio.restore(state)
         memory = None if self._memory is None else self._memory.restored(state)
+        history = History.restored(state, *self._pool.notes(EVALUATED))
         if with_pool:
             self._pool.restore(state)
         self._inner.restore(attributes)
-        self._ratio, self._memory = ratio, memory
+        self._ratio, self._memory, self._history = ratio, memory, history
         self._arrays = record_of(model)
         self._rounds_done = self._resume_after = rounds
+        reported = [int(scalar(note, "round")) for note in self._pool.notes(REPORTED)]
+        self._reported = history.evaluated if with_pool else max(reported, default=0)
         self._round = None
+
+
+def _check_same_model(saved: ArrayRecord, given: ArrayRecord) -> None:
+    """Raise if ``initial_arrays`` are not of the model that the run to be continued has."""
+
+    def wrong(difference: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"initial_arrays must be of the model in the run that is to be continued: {difference}. Give a "
+            "model with the same arrays, or another ledger to begin a new run"
+        )
+
+    if missing := [key for key in saved if key not in given]:
+        raise wrong(f"it has {missing[0]!r}, which initial_arrays has not")
+    for key, array in given.items():
+        if key not in saved:
+            raise wrong(f"it has no {key!r}, which initial_arrays has")
+        for what, there, here in (
+            ("shape", tuple(saved[key].shape), tuple(array.shape)),
+            ("type", saved[key].dtype, array.dtype),
+        ):
+            if there != here:
+                raise wrong(f"{key!r} has {what} {there} there and {here} in initial_arrays")
