@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
@@ -113,6 +115,82 @@ def test_a_cohort_drawn_before_the_crash_may_hold_clients_that_are_offline_now(t
     result = strategy.start(grid, model(0.0, 1.0), num_rounds=4)
     assert result.train_metrics_clientapp[3]["sampling-failures"] == 1
     assert result.train_metrics_clientapp[4]["sampling-failures"] == 0
+
+
+@pytest.mark.parametrize("polls", [1, 5])
+def test_a_drawn_client_that_has_not_reconnected_is_waited_for(tmp_path, monkeypatch, caplog, polls):
+    """The run then equals the unbroken one."""
+    _, whole = start(tmp_path / "whole.db")
+    with pytest.raises(CrashError):
+        start(tmp_path / "run.db", crash_at=3, when="within")
+    with read_run(tmp_path / "run.db") as record:
+        drawn = list(record.rounds())[-1].cohort.clients
+    grid, waits = federation(clients()[:11]), []
+    name = strategy_name([f"client-{place}" for place in range(11)], drawn[0])
+    (late,) = [node for node, (info, _) in grid.nodes.items() if info.name == name]
+    info, client = grid.nodes.pop(late)
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == polls:  # the SuperNode is started again, as another node
+            grid.nodes[5555] = (NodeInfo(node_id=5555, name=info.name), client)
+
+    def evaluate(server_round, arrays):
+        if server_round + 1 >= 4:
+            grid.nodes[9999] = (NodeInfo(node_id=9999, name="client-11"), newcomer(11))
+
+    monkeypatch.setattr("time.sleep", sleep)
+    strategy = AdaptiveSampling(INNER["FedAdam"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db")
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        result = strategy.start(grid, model(0.0, 1.0), num_rounds=ROUNDS, evaluate_fn=evaluate)
+    assert len(waits) == polls
+    (told,) = [each.getMessage() for each in caplog.records if "Drawn before the crash" in each.getMessage()]
+    assert f"name:{name}" in told
+    assert "120 seconds" in told
+    assert result.train_metrics_clientapp[3]["sampling-failures"] == 0
+    np.testing.assert_allclose(weights(result.arrays), weights(whole.arrays), rtol=0, atol=1e-12)
+
+
+def test_one_that_does_not_come_back_is_named_and_counts_as_no_reply(tmp_path, monkeypatch, caplog):
+    with pytest.raises(CrashError):
+        start(tmp_path / "run.db", crash_at=3, when="within")
+    with read_run(tmp_path / "run.db") as record:
+        drawn = list(record.rounds())[-1].cohort.clients
+    name = strategy_name([f"client-{place}" for place in range(11)], drawn[0])
+    grid, clock = federation(clients()[:11]), [0.0]
+    grid.nodes = {node: each for node, each in grid.nodes.items() if each[0].name != name}
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    strategy = AdaptiveSampling(
+        INNER["FedAdam"](), cohort_size=4, seed=5, ledger=tmp_path / "run.db", resume_timeout=30.0
+    )
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        result = strategy.start(grid, model(0.0, 1.0), num_rounds=4)
+    assert clock == [30.0]
+    assert f"not online: name:{name}. No reply." in caplog.text
+    assert result.train_metrics_clientapp[3]["sampling-failures"] == 1
+
+
+def test_clients_known_by_node_ids_only_can_not_come_back_and_are_not_waited_for(
+    tmp_path, monkeypatch, caplog
+):
+    def simulated(first_node):
+        nodes = federation(clients()[:11], first_node=first_node)
+        nodes.nodes = {node: (NodeInfo(node_id=node), client) for node, (_, client) in nodes.nodes.items()}
+        return nodes
+
+    def build():
+        return AdaptiveSampling(INNER["FedAvg"](), cohort_size=4, ledger=tmp_path / "run.db")
+
+    strategy = build()
+    strategy.configure_train(1, model(0.0, 1.0), ConfigRecord(), simulated(100))
+    strategy._pool._run._abandon()
+    monkeypatch.setattr("time.sleep", never)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        result = build().start(simulated(5000), model(0.0, 1.0), num_rounds=2)
+    assert "not online: node:" in caplog.text
+    assert result.train_metrics_clientapp[1]["sampling-replies"] == 0
+    assert result.train_metrics_clientapp[2]["sampling-failures"] == 0
 
 
 def test_newcomers_wait_for_a_cohort_that_was_drawn_before_the_crash(tmp_path):

@@ -1,0 +1,113 @@
+"""Clients that do not reply are named and asked less often; one reply brings them back."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import FedAvg
+
+from sortition import StateError, UniformSampler
+from sortition.integrations.flower import AdaptiveSampling
+from tests.integrations.flower.fake_grid import Client, federation, model, one_round, weights
+from tests.integrations.flower.test_resume import through_a_file
+
+
+def clients(number, silent, fall=1.0):
+    """The first ones do not reply while ``silent(round)``; norms fall by a factor a round."""
+    norms = 1.0 + np.arange(number) % 3
+
+    def client(place):
+        def train(arrays, server_round):
+            return {"w": arrays["w"] + norms[place] * fall**server_round}
+
+        return Client(
+            train=train,
+            fails=lambda server_round: "times out" if place in silent(server_round) else None,
+        )
+
+    return [client(place) for place in range(number)]
+
+
+def sampling(kind, number, cohort_size):
+    if kind == "default":
+        return AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=cohort_size)
+    sampler = UniformSampler(num_clients=number, cohort_size=cohort_size, design="fixed_size")
+    return AdaptiveSampling(FedAvg(fraction_evaluate=0.0), sampler=sampler)
+
+
+@pytest.mark.parametrize("kind", ["default", "uniform"])
+@pytest.mark.parametrize("fall", [0.97, 0.9])
+@pytest.mark.parametrize(("number", "cohort_size"), [(12, 3), (100, 10)])
+def test_a_client_that_never_replies_costs_few_rounds(kind, fall, number, cohort_size):
+    """Three silences, then one after rests of 2, 4, 8, 16 and 32 rounds: at most 11 in 150 rounds."""
+    strategy = sampling(kind, number, cohort_size)
+    grid = federation(clients(number, lambda server_round: {0}, fall))
+    metrics = strategy.start(grid, model(0.0), num_rounds=150).train_metrics_clientapp
+    assert 3 <= sum(each["sampling-failures"] > 0 for each in metrics.values()) <= 11
+    resting = [each["sampling-resting-clients"] for each in metrics.values()]
+    assert set(resting) == {0, 1}
+    assert all(
+        each["sampling-available-clients"] + each["sampling-resting-clients"] == number
+        for each in metrics.values()
+    )
+
+
+def test_it_is_named_when_it_begins_to_rest_and_when_it_is_back(caplog):
+    strategy = sampling("uniform", 12, 3)
+    grid = federation(clients(12, lambda server_round: {0} if server_round <= 60 else set()))
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        metrics = strategy.start(grid, model(0.0), num_rounds=150).train_metrics_clientapp
+    told = [each.getMessage() for each in caplog.records if "name:client-0" in each.getMessage()]
+    assert [each for each in told if "has not replied 3 times in a row" in each] == told[:1]
+    assert [each for each in told if "replies again" in each] == told[1:]
+    assert len(told) == 2
+    assert max(each["sampling-resting-clients"] for each in list(metrics.values())[-40:]) == 0
+
+
+def test_two_silences_are_no_reason_to_rest():
+    strategy, grid = sampling("uniform", 4, 3), federation(clients(4, lambda server_round: {0, 1, 2, 3}))
+    for server_round in (1, 2):
+        one_round(strategy, grid, model(0.0), server_round)
+    assert strategy.state_dict()["rest"].tolist() == [0, 0, 0, 0]
+    one_round(strategy, grid, model(0.0), 3)
+    assert set(strategy.state_dict()["rest"]) == {0, 2}
+
+
+def test_a_cohort_is_filled_even_if_nearly_all_are_silent():
+    strategy = sampling("default", 6, 4)
+    grid = federation(clients(6, lambda server_round: {0, 1, 2, 3, 4}))
+    metrics = strategy.start(grid, model(0.0), num_rounds=60).train_metrics_clientapp
+    assert all(each["sampling-distinct-clients"] == 4 for each in metrics.values())
+    assert all(each["sampling-replies"] == 1 for each in list(metrics.values())[-20:])
+
+
+def test_clients_that_rest_do_so_after_a_resume():
+    def build():
+        return sampling("default", 12, 3)
+
+    whole, saved = build(), {}
+
+    def evaluate(server_round, arrays):
+        saved[server_round] = whole.state_dict()
+
+    def grid():
+        return federation(clients(12, lambda server_round: {0, 5}))
+
+    expected = whole.start(grid(), model(0.0), num_rounds=60, evaluate_fn=evaluate)
+    stop = next(number for number in saved if number > 20 and saved[number]["rest"].max() > 8)
+    resumed = build()
+    resumed.load_state_dict(through_a_file(saved[stop]))
+    result = resumed.start(grid(), model(0.0), num_rounds=60)
+    np.testing.assert_array_equal(weights(result.arrays), weights(expected.arrays))
+    for name in ("rest", "silent_times"):
+        np.testing.assert_array_equal(resumed.state_dict()[name], whole.state_dict()[name])
+
+
+@pytest.mark.parametrize(("name", "value"), [("rest", 33), ("rest", -1), ("silent_times", -1)])
+def test_a_state_with_senseless_rests_is_refused(name, value):
+    strategy = sampling("default", 4, 2)
+    one_round(strategy, federation(clients(4, lambda server_round: set())), model(0.0))
+    with pytest.raises(StateError, match=name):
+        sampling("default", 4, 2).load_state_dict({**strategy.state_dict(), name: np.full(4, value)})
