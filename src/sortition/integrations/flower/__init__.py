@@ -5,6 +5,7 @@
 >>> strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=20)
 """
 
+from sortition.integrations.flower import _requirement  # noqa: F401  before anything that needs Flower
 from sortition.integrations.flower.identities import (
     IdentityFunction,
     registered_identity,

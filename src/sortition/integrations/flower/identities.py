@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.node_pb2 import NodeInfo as NodeInfo
 from flwr.serverapp import Grid
 
 from sortition.core.errors import ConfigurationError

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -27,12 +27,15 @@ from flwr.serverapp.strategy import (
     QFedAvg,
     Strategy,
 )
-from flwr.supercore.run import Run
 
 from sortition.core.errors import CohortError, ConfigurationError, StateError
 from sortition.core.state import text
 from sortition.core.types import FloatArray
 from sortition.integrations.flower.aggregation import NUMBERS, AnyArray, arrays_of, record_of
+from sortition.integrations.flower.client_metrics import metrics_of, weighted_means
+from sortition.integrations.flower.identities import NodeInfo
+
+log = logging.getLogger("flwr.sortition")
 
 NOT_PRIVATE = (
     "differential privacy calibrates its noise for clients that are drawn uniformly and count equally. With "
@@ -66,6 +69,12 @@ def check_inner(inner: object) -> FedAvg:
         if isinstance(inner, refused):
             called = name if type(inner) is refused else f"{name} (a {refused.__name__})"
             raise ConfigurationError(f"inner can't be {called}: {reason}")
+    for kind in type(inner).__mro__:
+        if kind.__module__.startswith("flwr.server.strategy"):
+            raise ConfigurationError(
+                f"inner must come from flwr.serverapp.strategy, got {name} of flwr.server.strategy, which is "
+                f"Flower's older interface: use 'from flwr.serverapp.strategy import {kind.__name__}'"
+            )
     if not isinstance(inner, FedAvg):
         raise ConfigurationError(
             "inner must be FedAvg, FedAdam, FedAvgM, FedProx, FedYogi, FedAdagrad or a subclass of one of "
@@ -79,6 +88,33 @@ def check_inner(inner: object) -> FedAvg:
     return inner
 
 
+def check_evaluation(inner: FedAvg, cohort_size: int) -> None:
+    """Raise if ``inner`` would have other clients evaluate than those that are drawn."""
+    if inner.fraction_evaluate != 1.0:
+        raise ConfigurationError(
+            "inner must have fraction_evaluate=1.0, because evaluate_cohort_size says how many clients "
+            f"evaluate, got {inner.fraction_evaluate}"
+        )
+    if inner.min_evaluate_nodes > cohort_size:
+        raise ConfigurationError(
+            f"inner has min_evaluate_nodes={inner.min_evaluate_nodes}, but no more than "
+            f"evaluate_cohort_size={cohort_size} clients evaluate"
+        )
+
+
+def check_train_nodes(inner: FedAvg, cohort_size: int) -> None:
+    """Raise if ``inner`` wants more clients in a round than are drawn."""
+    if inner.min_train_nodes > cohort_size:
+        raise ConfigurationError(
+            f"inner has min_train_nodes={inner.min_train_nodes}, but no more than cohort_size={cohort_size} "
+            "clients train in a round: lower min_train_nodes, or raise cohort_size"
+        )
+
+
+DEFAULT_AGGREGATION = FedAvg().train_metrics_aggr_fn
+"""What aggregates the metrics if the user gives no function of his own: their weighted means."""
+
+
 class InnerStrategy:
     """The inner strategy, called with the drawn nodes only and with a single reply."""
 
@@ -90,12 +126,28 @@ class InnerStrategy:
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, nodes: list[int]
     ) -> list[Message]:
         """Its messages to these nodes. Without nodes it is not called, since it would wait for some."""
+        return self._messages(self.strategy.configure_train, server_round, arrays, config, grid, nodes)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, nodes: list[int]
+    ) -> list[Message]:
+        """The same for evaluation."""
+        return self._messages(self.strategy.configure_evaluate, server_round, arrays, config, grid, nodes)
+
+    def _messages(
+        self,
+        configure: Callable[[int, ArrayRecord, ConfigRecord, Grid], Iterable[Message]],
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        nodes: list[int],
+    ) -> list[Message]:
         if not nodes:
             return []
-        with _changed(self.strategy, {"min_train_nodes": 1, "min_available_nodes": 1}):
-            messages = list(
-                self.strategy.configure_train(server_round, arrays, config, CohortGrid(grid, nodes))
-            )
+        settings = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
+        with _changed(self.strategy, settings), _quiet():
+            messages = list(configure(server_round, arrays, config, CohortGrid(grid, nodes)))
         not_drawn = {message.metadata.dst_node_id for message in messages} - set(nodes)
         if not_drawn:
             raise CohortError(
@@ -109,36 +161,62 @@ class InnerStrategy:
         server_round: int,
         arrays: ArrayRecord,
         contents: Mapping[int, RecordDict],
-        metric_weights: FloatArray,
+        sizes: FloatArray,
+        weights: FloatArray,
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Its step from a single reply that carries ``arrays``, and the metrics of the clients.
 
-        ``contents`` are the clients' replies by place in the cohort, ``metric_weights`` their weights in the
-        metrics, aligned with the cohort.
+        ``contents`` are the clients' replies by place in the cohort. ``sizes`` and ``weights`` are aligned
+        with the cohort: the clients' numbers of examples, and the weights that they were drawn with. The
+        reply has the means of the clients' metrics, under the name that the clients use, and the sum of
+        their examples.
         """
-        metrics = self._client_metrics(contents, metric_weights)
-        size = MetricRecord({self.strategy.weighted_by_key: 1.0})
-        reply = Message(RecordDict({"arrays": arrays, "metrics": size}), 0, MessageType.TRAIN)
-        with _changed(self.strategy, {"train_metrics_aggr_fn": lambda records, weighted_by_key: metrics}):
-            return self.strategy.aggregate_train(server_round, [reply])
+        heard = list(contents)
+        records, counted = [contents[place] for place in heard], (sizes * weights)[heard]
+        reply = self._single_reply(records, sizes[heard], counted)
+        reply[_name_of(ArrayRecord, records, "arrays")] = arrays
+        with self._aggregated("train_metrics_aggr_fn", records, counted):
+            return self.strategy.aggregate_train(server_round, [Message(reply, 0, MessageType.TRAIN)])
 
-    def _client_metrics(self, contents: Mapping[int, RecordDict], weights: FloatArray) -> MetricRecord:
-        """The clients' own metrics, aggregated by its function with our weights in place of the sizes."""
-        key, records, total = self.strategy.weighted_by_key, [], 0.0
-        for place, content in contents.items():
-            if content.metric_records:
-                weight = float(weights[place])
-                weighted = {
-                    name: MetricRecord({**record, key: weight})
-                    if isinstance(record, MetricRecord)
-                    else record
-                    for name, record in content.items()
-                }
-                records.append(RecordDict(weighted))
-                total += weight
-        if not total:  # no client reports metrics, or none has any data
-            return MetricRecord()
-        return self.strategy.train_metrics_aggr_fn(records, key)
+    def aggregate_evaluate(
+        self, server_round: int, records: list[RecordDict], sizes: FloatArray, counted: FloatArray
+    ) -> MetricRecord | None:
+        """The metrics that it makes of an evaluation, likewise from a single reply.
+
+        ``counted`` are the weights in the means, aligned with ``records`` as ``sizes`` are.
+        """
+        reply = self._single_reply(records, sizes, counted)
+        with self._aggregated("evaluate_metrics_aggr_fn", records, counted):
+            return self.strategy.aggregate_evaluate(server_round, [Message(reply, 0, MessageType.EVALUATE)])
+
+    def _single_reply(self, records: list[RecordDict], sizes: FloatArray, counted: FloatArray) -> RecordDict:
+        key, examples = self.strategy.weighted_by_key, float(sizes.sum())
+        means = weighted_means([metrics_of(record, key) for record in records], counted)
+        means[key] = examples if 0.0 < examples < np.inf else 1.0
+        return RecordDict({_name_of(MetricRecord, records, "metrics"): means})
+
+    @contextmanager
+    def _aggregated(self, name: str, records: list[RecordDict], counted: FloatArray) -> Iterator[None]:
+        """Without odd lines, and with a function of the user's own replaced by its result for these records.
+
+        It gets the clients' records with our weights in the place of the sizes. If it fails, because of what
+        a client sent or for any other reason, the round has the means instead.
+        """
+        own, key = getattr(self.strategy, name), self.strategy.weighted_by_key
+        aggregate = DEFAULT_AGGREGATION
+        if own is not DEFAULT_AGGREGATION and counted.sum() > 0.0:
+            weighted = [
+                _with_size(record, key, float(weight))
+                for record, weight in zip(records, counted, strict=True)
+                if record.metric_records
+            ]
+            try:
+                found = own(weighted, key)
+                aggregate = lambda records, weighted_by_key: found  # noqa: E731
+            except Exception as error:
+                log.warning("\t> %s of inner failed, so the means are given instead: %r", name, error)
+        with _changed(self.strategy, {name: aggregate}), _quiet():
+            yield
 
     # State -------------------------------------------------------------------------------------------
 
@@ -203,11 +281,11 @@ class CohortGrid(Grid):
         drawn = set(self._nodes)
         return [node for node in self._grid.get_nodes() if node.node_id in drawn]
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         return self._grid.run
 
     def create_message(
@@ -230,6 +308,43 @@ class CohortGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         return self._grid.send_and_receive(messages, timeout=timeout)
+
+
+def _name_of(kind: type, records: Iterable[RecordDict], otherwise: str) -> str:
+    """The name under which clients send a record of that kind."""
+    names = (name for record in records for name, found in record.items() if isinstance(found, kind))
+    return next(names, otherwise)
+
+
+def _with_size(content: RecordDict, key: str, size: float) -> RecordDict:
+    """The content with another size in its metrics."""
+    return RecordDict(
+        {
+            name: MetricRecord({**record, key: size}) if isinstance(record, MetricRecord) else record
+            for name, record in content.items()
+        }
+    )
+
+
+class _WithoutOddLines(logging.Filter):
+    """Leaves out what an inner strategy logs about the few nodes and the single reply that it is shown."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line = record.getMessage()
+        return not line.startswith(("configure_train: Sampled", "configure_evaluate: Sampled")) and (
+            "Received 1 results and 0 failures" not in line
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower's logger without the odd lines. Our own lines have a logger of their own."""
+    flower, without = logging.getLogger("flwr"), _WithoutOddLines()
+    flower.addFilter(without)
+    try:
+        yield
+    finally:
+        flower.removeFilter(without)
 
 
 @contextmanager

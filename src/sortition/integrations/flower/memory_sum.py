@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
-from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from sortition.core.cohort import Cohort
@@ -36,6 +35,8 @@ from sortition.memory import STEP, Coefficient, largest_entry, rounding, scale_o
 
 log = logging.getLogger("flwr.sortition")
 
+ClientAppCallable: TypeAlias = Callable[[Message, Context], Message]
+"""The rest of a ClientApp behind a mod."""
 RECORD = "sortition-memory"
 """The record in a message that names a digest, that in a reply with y, and that in the client's state."""
 DIGEST = "digest"

@@ -91,6 +91,18 @@ def sampling_metrics(
     )
 
 
+def evaluation_metrics(num_available: int, num_drawn: int, num_replies: int) -> MetricRecord:
+    """The metrics of a sampled evaluation that say how many clients it is based on."""
+    return MetricRecord(
+        {
+            "sampling-available-clients": num_available,
+            "sampling-distinct-clients": num_drawn,
+            "sampling-replies": num_replies,
+            "sampling-failures": num_drawn - num_replies,
+        }
+    )
+
+
 def memory_metrics(combined: Combined | None, num_bytes: int) -> MetricRecord:
     """The metrics of the memory: b of this round, the bytes of what is remembered after it, the losses."""
     return MetricRecord(

@@ -21,16 +21,18 @@ from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.integrations.flower.identities import natural_order
 from sortition.integrations.flower.silence import LEAST_SILENT, Silence
-from sortition.integrations.flower.sizes import DataSizes
+from sortition.integrations.flower.sizes import LARGEST_SIZE, DataSizes
 from sortition.ledger import RecordedSampler, open_run, read_run
 from sortition.ledger.files import run_file, side_directory
 from sortition.ledger.store import check_header
-from sortition.samplers.empirical_bayes import default_sampler
+from sortition.samplers.empirical_bayes import EmpiricalBayesSampler, default_sampler
 
 log = logging.getLogger("flwr.sortition")
 
 SAMPLER = "sampler."
 """Prefix of the sampler's own entries in the state."""
+
+DEFAULT_KIND = EmpiricalBayesSampler.__name__
 
 STATE, CLIENTS = "flower", "flower_clients"
 """Attachments in the ledger: the whole state, written as a round ends, and its part about the clients,
@@ -156,6 +158,11 @@ class ClientPool:
         return self._sampler if self._run is None else self._run
 
     @property
+    def cohort_size(self) -> int:
+        """K, the most clients that train in a round."""
+        return self._cohort_size if self._sampler is None else self._sampler.cohort_size
+
+    @property
     def identities(self) -> tuple[str, ...]:
         """All clients seen so far; the place of an identity is its id in the sampler."""
         return tuple(self._ids)
@@ -202,6 +209,15 @@ class ClientPool:
             resting=resting,
             is_asked_again=is_asked_again,
         )
+
+    def sizes_of(self, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
+        """The sizes of these clients that are known, and those that were given; nan for the others."""
+        return self._sizes.by_name(names)
+
+    def counted_evaluation(self, name: str, reported: float) -> float:
+        """What a number of examples counts for that a client reports in an evaluation."""
+        client = self._ids.get(name)
+        return min(reported, LARGEST_SIZE) if client is None else self._sizes.bounded(client, reported)
 
     def counted_size(self, client: int, reported: float) -> float:
         """What a reported number of examples counts for."""
@@ -426,6 +442,7 @@ class ClientPool:
             self.close()
         if self._ledger is None or not self._ledger.exists():
             return None
+        self._check_same_sampler(self._ledger)
         if self._is_default:
             self._initial_clients, self._default_weights = _initial_weights(self._ledger)
             self._sampler = self._build_default(self._initial_clients, self._default_weights)
@@ -433,6 +450,34 @@ class ClientPool:
         if newest_clients is not None:
             self.restore(newest_clients)
         return state
+
+    def _check_same_sampler(self, ledger: Path) -> None:
+        """Raise, in the words of our own arguments, if the run in the ledger was begun with other ones."""
+        with read_run(ledger) as record:
+            kind, size, seed, private = record.sampler, record.cohort_size, record.seed, record.private
+        begun, give = (
+            f"the run in {ledger} was begun with",
+            "Give the same, or another ledger to begin a new run",
+        )
+        given = self._untouched
+        if given is None:
+            if kind != DEFAULT_KIND:
+                raise ConfigurationError(f"sampler must be given: {begun} a {kind}, got cohort_size. {give}")
+            if size != self._cohort_size:
+                raise ConfigurationError(f"{begun} cohort_size={size}, got {self._cohort_size}. {give}")
+            if seed != self._seed:
+                raise ConfigurationError(f"{begun} seed={seed}, got {self._seed}. {give}")
+            return
+        if kind != type(given).__name__:
+            what = "the default sampler (cohort_size=...)" if kind == DEFAULT_KIND else f"a {kind}"
+            raise ConfigurationError(f"{begun} {what}, got sampler={type(given).__name__}. {give}")
+        if size is not None and size != given.cohort_size:
+            raise ConfigurationError(
+                f"{begun} a sampler of cohort_size={size}, got {given.cohort_size}. {give}"
+            )
+        own_seed = given.state_dict().get("seed")
+        if seed is not None and own_seed is not None and seed != int(own_seed) and not private:
+            raise ConfigurationError(f"{begun} a sampler of seed={seed}, got {own_seed}. {give}")
 
     def note(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep small values of the last round in the ledger, if there is one."""
@@ -494,11 +539,7 @@ def ledger_file(ledger: str | os.PathLike[str]) -> Path:
 def _initial_weights(ledger: Path) -> tuple[int, FloatArray]:
     """The number of clients that the default sampler of this run was built for, and their weights."""
     with read_run(ledger) as record:
-        settings, kind = record.settings, record.sampler
-    if "num_clients" not in settings:
-        raise LedgerError(
-            f"sampler must be given to continue the run in {ledger}, which began with a {kind} of your own"
-        )
+        settings = record.settings
     num_clients, weights = int(settings["num_clients"]), settings.get("client_weights")
     equal = np.full(num_clients, 1.0 / num_clients)
     return num_clients, equal if weights is None else np.asarray(weights, dtype=float)

@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import (
     Code,
     FitIns,
@@ -40,6 +39,7 @@ from flwr.serverapp import Grid
 from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
 from sortition.integrations.flower.aggregation import ClientReplies, UpdateSum, arrays_of
+from sortition.integrations.flower.memory_sum import ClientAppCallable
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
 
 log = logging.getLogger("flwr.sortition")

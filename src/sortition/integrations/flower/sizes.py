@@ -98,6 +98,12 @@ class DataSizes:
         """The sizes that were given for these clients, which no reply changes; nan for the others."""
         return np.where(self._is_given[clients], self._sizes[clients], np.nan)
 
+    def by_name(self, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
+        """The sizes of these clients that are known, and those that were given; nan for the others."""
+        known = {**dict(zip(self._names, self._sizes.tolist(), strict=True)), **self._given}
+        given = np.array([self._given.get(name, np.nan) for name in names])
+        return np.array([known.get(name, np.nan) for name in names]), given
+
     def all_known(self, clients: IntArray) -> bool:
         """Whether the sizes of all these clients are known."""
         return not np.isnan(self._sizes[clients]).any()

@@ -10,21 +10,40 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import Grid
+from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import Result, Strategy
 
 from sortition.core.errors import CohortError, ConfigurationError, StateError
 from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
-from sortition.core.validation import named_keywords, number_between
+from sortition.core.validation import named_keywords, number_between, whole_number
 from sortition.integrations.flower.aggregation import OpenRound, UpdateSum, arrays_of, record_of
+from sortition.integrations.flower.client_metrics import ERROR, standard_errors
+from sortition.integrations.flower.evaluation import STREAM, OpenEvaluation, draw_evaluators
 from sortition.integrations.flower.history import EVALUATE, SERVER, TRAIN, History, OnRound
-from sortition.integrations.flower.identities import Identities, IdentityFunction, registered_identity
-from sortition.integrations.flower.inner import NOT_PRIVATE, InnerStrategy
+from sortition.integrations.flower.identities import (
+    Identities,
+    IdentityFunction,
+    natural_order,
+    registered_identity,
+)
+from sortition.integrations.flower.inner import (
+    NOT_PRIVATE,
+    InnerStrategy,
+    check_evaluation,
+    check_train_nodes,
+)
 from sortition.integrations.flower.memory_sum import RECORD, MemorySum
-from sortition.integrations.flower.metrics import VarianceRatio, memory_metrics, sampling_metrics
+from sortition.integrations.flower.metrics import (
+    VarianceRatio,
+    evaluation_metrics,
+    memory_metrics,
+    sampling_metrics,
+)
 from sortition.integrations.flower.model_memory import ModelMemory
 from sortition.integrations.flower.pool import ClientPool, string_list
 from sortition.integrations.flower.secure_sum import SecureRound, workflow_for
@@ -57,7 +76,7 @@ class AdaptiveSampling(Strategy):
     ----------
     inner
         FedAvg, FedAdam, FedAvgM, FedProx, FedYogi, FedAdagrad or a subclass of one of these, with
-        ``fraction_train=1.0``. Evaluation is left to it.
+        ``fraction_train=1.0``.
     cohort_size
         The number of clients that train in a round, for the default sampler; if no more are online, all
         train. Give either this or ``sampler``.
@@ -76,7 +95,11 @@ class AdaptiveSampling(Strategy):
     reported_key
         The key under which a client that is asked reports its identity.
     seed
-        The seed of the default sampler.
+        The seed of the default sampler, and of the draws for evaluation.
+    evaluate_cohort_size
+        Draw so many clients to evaluate the model in each round, such that the means of their metrics are
+        those of all clients online, on average, with standard errors. By default evaluation is left to
+        ``inner``.
     ledger
         The file to record the run in, such as ``"run.db"``. Every draw and every round is on disk before the
         next step. If the file holds a run, ``start`` continues it, even after a crash in mid-round.
@@ -107,6 +130,7 @@ class AdaptiveSampling(Strategy):
         identity: IdentityFunction = registered_identity,
         reported_key: str = "partition-id",
         seed: int = 0,
+        evaluate_cohort_size: int | None = None,
         ledger: str | os.PathLike[str] | None = None,
         resume_timeout: float = 120.0,
         memory: bool | Literal["clients"] = False,
@@ -115,6 +139,12 @@ class AdaptiveSampling(Strategy):
     ) -> None:
         self._inner = InnerStrategy(inner)
         self._pool = ClientPool(sampler, cohort_size, num_examples, seed, ledger, max_examples)
+        check_train_nodes(self._inner.strategy, self._pool.cohort_size)
+        self._seed, self._evaluate_cohort_size = seed, 0
+        if evaluate_cohort_size is not None:
+            self._evaluate_cohort_size = whole_number("evaluate_cohort_size", evaluate_cohort_size, least=2)
+            check_evaluation(self._inner.strategy, self._evaluate_cohort_size)
+        self._evaluation: OpenEvaluation | None = None
         self._resume_timeout = number_between("resume_timeout", resume_timeout, 0.0, math.inf)
         self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
         if not (isinstance(memory, bool) or memory == "clients"):
@@ -226,9 +256,8 @@ class AdaptiveSampling(Strategy):
         stepped = None
         if num_replies or (combined is not None and combined.coefficient > 0.0):
             moved = current.updates.moved_model(weighed.step_scale)
-            metric_weights = returned.sizes * drawn.cohort.weights
             stepped, client_metrics = self._inner.aggregate_train(
-                server_round, moved, returned.contents, metric_weights
+                server_round, moved, returned.contents, returned.sizes, drawn.cohort.weights
             )
             metrics = MetricRecord({**(client_metrics or {}), **metrics})
             if stepped is not None:
@@ -246,16 +275,53 @@ class AdaptiveSampling(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As ``inner`` does it."""
-        return self._inner.strategy.configure_evaluate(server_round, arrays, config, grid)
+        """As ``inner`` does it; with ``evaluate_cohort_size``, to clients that are drawn."""
+        if not self._evaluate_cohort_size:
+            return self._inner.strategy.configure_evaluate(server_round, arrays, config, grid)
+        online = self._wait_for_clients(grid)
+        names = sorted(online, key=natural_order)
+        known, given = self._pool.sizes_of(names)
+        known = np.where(
+            (known == 0.0) & np.isnan(given), np.nan, known
+        )  # it may still have data to evaluate on
+        generator = np.random.default_rng([STREAM, self._seed, server_round])
+        drawn, inclusion = draw_evaluators(known, self._evaluate_cohort_size, generator)
+        places = {online[names[client]]: place for place, client in enumerate(drawn.tolist())}
+        messages = self._inner.configure_evaluate(server_round, arrays, config, grid, nodes=list(places))
+        evaluators = [names[client] for client in drawn.tolist()]
+        self._evaluation = OpenEvaluation(evaluators, inclusion, given[drawn], len(names), messages, places)
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As ``inner`` does it."""
-        return self._inner.strategy.aggregate_evaluate(server_round, replies)
+        """As ``inner`` does it; with ``evaluate_cohort_size``, the means of all clients online, estimated."""
+        if not self._evaluate_cohort_size:
+            try:
+                return self._inner.strategy.aggregate_evaluate(server_round, replies)
+            except InconsistentMessageReplies as error:
+                log.warning("The evaluation of round %d is left out: %s", server_round, error)
+                return None
+        if self._evaluation is None:
+            raise CohortError("aggregate_evaluate was called without configure_evaluate before it")
+        current, self._evaluation = self._evaluation, None
+        heard = current.read(replies, self._inner.strategy.weighted_by_key, self._pool.counted_evaluation)
+        counts = evaluation_metrics(current.num_available, len(current.names), len(heard.contents))
+        log.info(
+            "aggregate_evaluate: drew %d of %d clients online; %d replied, %d failed",
+            *(len(current.names), current.num_available, len(heard.contents)),
+            len(current.names) - len(heard.contents),
+        )
+        if not heard.weights.sum() > 0.0:
+            return counts
+        means = self._inner.aggregate_evaluate(server_round, heard.contents, heard.sizes, heard.weights)
+        means = MetricRecord() if means is None else means
+        errors = standard_errors(heard.metrics, heard.weights, heard.inclusion)
+        known = {name: error for name, error in errors.items() if name.removesuffix(ERROR) in means}
+        return MetricRecord({**means, **known, **counts})
 
     def _wait_for_clients(self, grid: Grid) -> dict[str, int]:
         """The node id of each client online, as soon as there are enough."""
-        least = max(1, self._inner.strategy.min_available_nodes)
+        inner = self._inner.strategy
+        least = max(1, inner.min_available_nodes, inner.min_train_nodes)
         while len(online := self._online(grid)) < least:
             log.info("Waiting for clients: %d online, at least %d needed", len(online), least)
             time.sleep(1)
