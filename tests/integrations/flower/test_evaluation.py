@@ -103,7 +103,7 @@ def test_the_squared_standard_error_is_the_variance_for_equal_sizes(cohort_size)
 
 
 def test_the_standard_error_for_unequal_sizes_is_about_right():
-    """Twelve clients whose sizes differ ten times; 4,000 draws. The ratio was within 3% for three seeds."""
+    """Twelve of forty clients, 4,000 draws. For seeds 1 to 4 the ratio was .988, 1.024, .987 and .958."""
     rng = np.random.default_rng(1)
     sizes, losses = rng.uniform(1.0, 10.0, 40), rng.normal(size=40)
     means, variances = [], []
@@ -114,7 +114,7 @@ def test_the_standard_error_for_unequal_sizes_is_about_right():
         error = standard_errors(reported, sizes[places] / inclusion, inclusion)["loss-standard-error"]
         variances.append(error**2)
     assert np.mean(means) == pytest.approx(sizes @ losses / sizes.sum(), abs=4 * np.std(means) / 4000**0.5)
-    assert np.mean(variances) == pytest.approx(np.var(means), rel=0.12)
+    assert np.mean(variances) == pytest.approx(np.var(means), rel=0.1)  # 4.5 standard errors of a variance
 
 
 def test_what_a_standard_error_is_where_there_is_no_chance_or_a_single_reply():

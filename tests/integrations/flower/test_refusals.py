@@ -100,6 +100,28 @@ def test_a_fraction_is_refused_since_the_sampler_decides():
         AdaptiveSampling(FedAvg(fraction_train=0.1), cohort_size=2)
 
 
+def test_a_legacy_strategy_is_told_where_the_new_one_is():
+    from flwr.server.strategy import FedAvg as LegacyFedAvg
+
+    class Mine(LegacyFedAvg):
+        pass
+
+    for legacy, name in ((LegacyFedAvg(), "FedAvg"), (Mine(), "Mine")):
+        with pytest.raises(
+            ConfigurationError,
+            match=rf"flwr\.serverapp\.strategy, got {name} of flwr\.server\.strategy.* import FedAvg'",
+        ):
+            AdaptiveSampling(legacy, cohort_size=2)
+
+
+def test_more_clients_than_are_drawn_can_not_be_asked_for():
+    with pytest.raises(ConfigurationError, match=r"min_train_nodes=5, but .*cohort_size=4"):
+        AdaptiveSampling(FedAvg(min_train_nodes=5), cohort_size=4)
+    with pytest.raises(ConfigurationError, match=r"min_train_nodes=5, but .*cohort_size=4"):
+        AdaptiveSampling(FedAvg(min_train_nodes=5), sampler=UniformSampler(num_clients=9, cohort_size=4))
+    AdaptiveSampling(FedAvg(min_train_nodes=4), cohort_size=4)
+
+
 def test_a_cohort_size_or_a_sampler_but_not_both():
     with pytest.raises(ConfigurationError, match=r"cohort_size.*sampler.*neither"):
         AdaptiveSampling(FedAvg())
@@ -235,8 +257,47 @@ def test_a_run_of_a_sampler_of_ones_own_needs_that_sampler(tmp_path):
 
     mine = Mine(num_clients=4, cohort_size=2)
     strategy(tmp_path / "run.db", cohort_size=None, sampler=mine).start(grid(), model(0.0), num_rounds=1)
-    with pytest.raises(LedgerError, match=r"sampler.*Mine"):
-        strategy(tmp_path / "run.db").start(grid(), model(0.0), num_rounds=2)
+    clients = grid()
+    with pytest.raises(ConfigurationError, match=r"sampler must be given: the run in .*run\.db.*a Mine"):
+        strategy(tmp_path / "run.db").start(clients, model(0.0), num_rounds=2)
+    assert clients.sent == []
+
+
+@pytest.mark.parametrize(
+    ("begun", "given", "named"),
+    [
+        ({"cohort_size": 2}, {"cohort_size": 3}, r"begun with cohort_size=2, got 3"),
+        ({"cohort_size": 2, "seed": 4}, {"cohort_size": 2}, r"begun with seed=4, got 0"),
+        ({"cohort_size": 2}, {"sampler": "uniform"}, r"the default sampler .*got sampler=UniformSampler"),
+        (
+            {"sampler": "uniform"},
+            {"cohort_size": 2},
+            r"sampler must be given.*a UniformSampler, got cohort_size",
+        ),
+        ({"sampler": "uniform"}, {"sampler": "larger"}, r"sampler of cohort_size=2, got 3"),
+        ({"sampler": "uniform"}, {"sampler": "reseeded"}, r"sampler of seed=0, got 7"),
+    ],
+)
+def test_another_cohort_size_seed_or_sampler_is_named_in_the_words_of_our_arguments(
+    tmp_path, begun, given, named
+):
+    samplers = {
+        "uniform": lambda: UniformSampler(num_clients=4, cohort_size=2),
+        "larger": lambda: UniformSampler(num_clients=4, cohort_size=3),
+        "reseeded": lambda: UniformSampler(num_clients=4, cohort_size=2, seed=7),
+    }
+
+    def build(options):
+        made = {name: samplers[value]() if name == "sampler" else value for name, value in options.items()}
+        return AdaptiveSampling(FedAvg(fraction_evaluate=0.0), ledger=tmp_path / "run.db", **made)
+
+    build(begun).start(grid(), model(0.0), num_rounds=1)
+    clients = grid()
+    with pytest.raises(ConfigurationError, match=named + r"\. Give the same, or another ledger"):
+        build(given).start(clients, model(0.0), num_rounds=2)
+    assert clients.sent == []
+    result = build(begun).start(clients, model(0.0), num_rounds=2)  # it is as it was
+    assert sorted(result.train_metrics_clientapp) == [1, 2]
 
 
 def test_a_start_that_is_refused_lets_go_of_the_ledger(tmp_path):

@@ -214,11 +214,100 @@ def test_float32_models_are_summed_in_float64():
 
 def test_one_drawn_node_is_enough_for_inner_whatever_its_minimums():
     """With K = 1 the inner strategy, whose minimum is 2 by default, would wait for ever."""
-    inner = fedavg(min_train_nodes=3)
+    inner = fedavg()
     strategy = AdaptiveSampling(inner, cohort_size=1)
     grid = federation(clients())
     assert one_round(strategy, grid, model(0.0))[0] is not None
-    assert (inner.min_train_nodes, inner.min_available_nodes) == (3, 2)
+    assert (inner.min_train_nodes, inner.min_available_nodes) == (2, 2)
+
+
+def test_it_waits_for_as_many_clients_as_inner_wants_to_train(monkeypatch):
+    grid = federation(clients())
+    late = grid.nodes.popitem()
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        grid.nodes[late[0]] = late[1]
+
+    monkeypatch.setattr("sortition.integrations.flower.strategy.time.sleep", sleep)
+    number = len(clients())
+    strategy = AdaptiveSampling(fedavg(min_train_nodes=number), cohort_size=number)
+    _, metrics = one_round(strategy, grid, model(0.0))
+    assert metrics["sampling-replies"] == number
+    assert len(waited) == 1
+
+
+def test_what_inner_logs_of_its_single_reply_is_left_out(caplog):
+    """Its own lines are true of what it is shown, and would be read as if they were about the round."""
+
+    class Talking(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            logging.getLogger("flwr").info("a line of my own")
+            return super().aggregate_train(server_round, replies)
+
+    grid = federation(clients())
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        one_round(AdaptiveSampling(Talking(fraction_evaluate=0.0), cohort_size=2), grid, model(0.0))
+    (line,) = (line for line in caplog.messages if line.startswith("aggregate_train"))
+    assert line == f"aggregate_train: drew 2 of {len(clients())} clients online; 2 replied, 0 failed"
+    assert not [line for line in caplog.messages if "Sampled" in line or "Received" in line]
+    assert "a line of my own" in caplog.messages
+    assert not logging.getLogger("flwr").filters
+
+
+def test_a_subclass_that_reads_the_replies_sees_the_means_of_the_metrics():
+    """Weights: the number of examples times the weight that a client was drawn with."""
+    seen = []
+
+    class Reading(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            replies = list(replies)
+            seen.append([(dict(r.content["metrics"]), list(r.content["arrays"])) for r in replies])
+            return super().aggregate_train(server_round, replies)
+
+    targets, sizes = [1.0, 2.0, 4.0, 8.0], [1.0, 3.0, 3.0, 5.0]
+    grid = federation(
+        [Client(t, s, extra={"steps": 2, "curve": [t, 1.0]}) for t, s in zip(targets, sizes, strict=True)]
+    )
+    given = {f"name:client-{place}": size for place, size in enumerate(sizes)}
+    strategy = AdaptiveSampling(Reading(fraction_evaluate=0.0), cohort_size=2, num_examples=given)
+    cohorts = []
+    draw = strategy._pool.draw
+    strategy._pool.draw = lambda *arguments: cohorts.append(draw(*arguments)) or cohorts[-1]
+    _, metrics = one_round(strategy, grid, model(0.0))
+    (cohort,) = (drawn.cohort for drawn in cohorts)
+    weights = np.array(sizes)[cohort.clients] * cohort.weights
+    (((reply, arrays),),) = seen
+    assert reply["loss"] == pytest.approx(np.average(np.array(targets)[cohort.clients], weights=weights))
+    assert reply["curve"] == pytest.approx([reply["loss"], 1.0])
+    assert reply["steps"] == 2.0
+    assert reply["num-examples"] == np.array(sizes)[cohort.clients].sum()
+    assert arrays == ["w"]
+    assert {name: metrics[name] for name in ("loss", "steps", "curve")} == {
+        name: reply[name] for name in ("loss", "steps", "curve")
+    }
+
+
+def test_metrics_that_only_some_clients_report_are_means_over_these():
+    grid = federation([Client(extra={"accuracy": 0.5}), Client(extra={"accuracy": float("nan")}), Client()])
+    _, metrics = one_round(AdaptiveSampling(fedavg(), cohort_size=3), grid, model(0.0))
+    assert metrics["accuracy"] == 0.5
+    assert metrics["loss"] == 1.0
+
+
+def test_a_metrics_function_that_fails_does_not_end_the_run(caplog):
+    def aggregate(records, weighted_by_key):
+        return MetricRecord(
+            {"least": min(next(iter(r.metric_records.values()))["accuracy"] for r in records)}
+        )
+
+    grid = federation([Client(extra={"accuracy": 0.5}), Client()])
+    strategy = AdaptiveSampling(fedavg(train_metrics_aggr_fn=aggregate), cohort_size=2)
+    stepped, metrics = one_round(strategy, grid, model(0.0))
+    assert stepped is not None
+    assert metrics["accuracy"] == 0.5
+    assert "train_metrics_aggr_fn of inner failed, so the means are given instead: KeyError" in caplog.text
 
 
 def test_the_messages_are_those_of_inner():

@@ -37,6 +37,10 @@ from sortition.integrations.flower.identities import NodeInfo
 
 log = logging.getLogger("flwr.sortition")
 
+PLAIN = FedAvg()
+DEFAULT_AGGREGATION = PLAIN.train_metrics_aggr_fn
+"""What aggregates the metrics if the user gives no function of his own: their weighted means."""
+
 NOT_PRIVATE = (
     "differential privacy calibrates its noise for clients that are drawn uniformly and count equally. With "
     "adaptive sampling an update can count for more than the clipping norm allows, and the draw depends on "
@@ -103,16 +107,12 @@ def check_evaluation(inner: FedAvg, cohort_size: int) -> None:
 
 
 def check_train_nodes(inner: FedAvg, cohort_size: int) -> None:
-    """Raise if ``inner`` wants more clients in a round than are drawn."""
-    if inner.min_train_nodes > cohort_size:
+    """Raise if ``inner`` wants more clients in a round than are drawn; Flower's default is nobody's wish."""
+    if inner.min_train_nodes > max(cohort_size, PLAIN.min_train_nodes):
         raise ConfigurationError(
             f"inner has min_train_nodes={inner.min_train_nodes}, but no more than cohort_size={cohort_size} "
             "clients train in a round: lower min_train_nodes, or raise cohort_size"
         )
-
-
-DEFAULT_AGGREGATION = FedAvg().train_metrics_aggr_fn
-"""What aggregates the metrics if the user gives no function of his own: their weighted means."""
 
 
 class InnerStrategy:
