@@ -38,9 +38,6 @@ STATE, CLIENTS = "flower", "flower_clients"
 """Attachments in the ledger: the whole state, written as a round ends, and its part about the clients,
 written when new ones join."""
 
-LARGEST_TOTAL_WEIGHT = 3.0
-"""The replies of a round count for at most this many times all available clients together."""
-
 
 @dataclass(frozen=True)
 class DrawnCohort:
@@ -63,6 +60,19 @@ class DrawnCohort:
     """How many clients online are left out, since they did not reply several times in a row."""
     is_asked_again: bool = False
     """Whether it was drawn before a crash."""
+
+
+def largest_total_weight(cohort_size: int) -> float:
+    r"""How much the replies of a round may count, relative to all available clients together.
+
+    The sum of :math:`\lambda_m \mathrm{weight}_m` has mean 1. If the default sampler knows the sizes, no
+    weight is above :math:`1 / (0.12 \cdot 0.9 \, K \lambda_m)`, so that the variance of the sum is at most
+    :math:`(1 / 0.108 - 1) / K`. The bound is three of these standard deviations above the mean.
+
+    >>> [round(largest_total_weight(cohort_size), 1) for cohort_size in (1, 3, 10, 100)]
+    [10.0, 6.2, 3.8, 1.9]
+    """
+    return 1.0 + 9.0 / float(np.sqrt(cohort_size))
 
 
 @dataclass(frozen=True)
@@ -232,7 +242,7 @@ class ClientPool:
         - If some sizes are not known, the weights are multiplied by a factor that makes this sum n in every
           round. The step is then a weighted mean of the replies, as stable as that of plain FedAvg, and a
           ratio of two unbiased estimates. The estimate of n then does not matter.
-        - If the sum is above ``LARGEST_TOTAL_WEIGHT`` times n, the weights are lowered so that it is not.
+        - If the sum is above ``largest_total_weight`` times n, the weights are lowered so that it is not.
         """
         heard = ~np.isnan(sizes)
         replied = drawn.cohort.replied(heard)
@@ -246,15 +256,16 @@ class ClientPool:
             return CountedReplies(known_sizes, total, 1.0)
         if not drawn.sizes_known:
             return CountedReplies(known_sizes, total, total / examples)
-        factor = min(1.0, LARGEST_TOTAL_WEIGHT * total / examples)
+        largest = largest_total_weight(drawn.cohort.cohort_size)
+        factor = min(1.0, largest * total / examples)
         if factor < 1.0:
             self._say_once(
                 "weight",
                 "\t> The replies of this round would count %.1f times as much as all clients together. They "
-                "are lowered to %g times, here and in later rounds. This happens if large clients are drawn "
+                "are lowered to %.1f times, here and later. This happens if large clients are drawn "
                 "with small probabilities: use the default sampler (cohort_size=...), or a larger cohort.",
                 examples / total,
-                LARGEST_TOTAL_WEIGHT,
+                largest,
             )
         return CountedReplies(known_sizes, total, factor)
 
