@@ -190,7 +190,6 @@ class ClientPool:
         With a ledger, a cohort that was drawn before a crash comes first. Nobody joins before it is done.
         """
         cohort = None if self._run is None else self._run.draw_again()
-        self._sizes.learn(reported_sizes)
         is_asked_again, resting = cohort is not None, 0
         if cohort is None:
             names = list(online)
