@@ -18,7 +18,10 @@ from sortition.cli import commands, experiments
 from sortition.lab.contestants import CONTESTANTS
 from sortition.ledger import open_run
 
-TINY = ["--clients", "20", "--cohort", "3", "--rounds", "10", "--repeats", "1", "--jobs", "1"]
+TINY = [
+    *("--clients", "20", "--cohort", "3", "--rounds", "10", "--step-size", "0.01"),
+    *("--repeats", "1", "--jobs", "1"),
+]
 
 
 def invoke(*arguments: str):
@@ -50,8 +53,8 @@ class TestResults:
     def test_table_has_the_rows_asked_for(self):
         result = invoke("compare", *TINY, "--samplers", "avare,vrb")
         assert result.exit_code == 0
-        names = [line.split("│")[1].strip() for line in result.stdout.splitlines() if line.startswith("│")]
-        assert names == ["uniform", "avare", "vrb"]
+        first = [line.split(" ")[0] for line in result.stdout.splitlines()]
+        assert first[first.index("uniform") :][:3] == ["uniform", "avare", "vrb"]
 
     def test_blanks_in_a_list_do_not_matter(self):
         arguments = ["compare", *TINY, "--samplers"]
@@ -92,7 +95,7 @@ class TestResults:
         assert "independent" not in invoke("compare", *TINY, "--samplers", "avare").stdout
 
     def test_one_run_has_no_spread(self):
-        assert " ± - " in invoke("compare", *TINY, "--samplers", "avare").stdout
+        assert "±" not in invoke("compare", *TINY, "--samplers", "avare").stdout
         assert " ± 0." in invoke("compare", *TINY, "--repeats", "2", "--samplers", "avare").stdout
 
 
@@ -150,7 +153,7 @@ class TestErrors:
             (["--clients", "1"], ["--clients", "at least 2", "'1'"]),
             (["--clients", "5000"], ["num_clients", "1797", "5000"]),
             (["--rounds", "0"], ["--rounds", "at least 2", "'0'"]),
-            (["--samplers", "uniform,best"], ["--samplers", "'best'", "sortition compare --help"]),
+            (["--samplers", "uniform,best"], ["--samplers", "'best'", "sortition samplers"]),
             (["--samplers", "avari"], ["--samplers", "'avari'", "such as avare"]),
             (["--samplers", ""], ["--samplers", "''", "12 names"]),
             (["--design", "stratified"], ["--design", "'stratified'", "without_replacement"]),
@@ -186,8 +189,8 @@ class TestErrors:
         assert invoke("compar").stderr.count("Did you mean") == 1
 
     def test_all_names_that_an_error_tells_to_look_for_are_there(self):
-        shown = invoke("compare", "--help").stdout
-        assert all(name in shown for name in CONTESTANTS)
+        shown = invoke("samplers").stdout
+        assert all(f"│ {name} " in shown for name in CONTESTANTS)
 
     def test_interrupt(self, monkeypatch):
         def interrupted(*arguments, **settings):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sortition import UniformSampler
+from sortition.lab.compare import compare
 from sortition.lab.reproduce.figures import FIGURES
 from sortition.testing import check_sampler
 
@@ -122,6 +123,25 @@ def test_every_published_digit_is_met_with_the_authors_random_numbers() -> None:
     table = rows(REPRODUCTION, "published")
     assert len(table) == 22
     assert [row[4] for row in table] == [row[5] for row in table]
+
+
+def test_the_problem_of_one_s_own_is_compared_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both programs run, and the table without tuning is the one that is printed."""
+    text = (SERVER.parent / "your-problem.md").read_text(encoding="utf-8")
+    problem, program = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(problem, "your-problem.md", "exec"), names)
+    samplers = ["proportional", "empirical-bayes", "optimal"]
+    printed = repr(
+        compare(names["Clinics"], samplers, cohort_size=6, num_rounds=60, step_size=0.02, repeats=10)
+    )
+    for line in printed.splitlines()[:8]:
+        assert f"    {line}".rstrip() + "\n" in text
+    exec(compile(program.replace("print(", "_ = ("), "your-problem.md", "exec"), names)
+    assert "Samplers compared" in (tmp_path / "clinics.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("num_clients", "cohort_size"), [(8, 3), (20, 2)])

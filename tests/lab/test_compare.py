@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sortition import Cohort, ConfigurationError, UniformSampler
 from sortition.lab import parallel
-from sortition.lab.arena.environments import ENVIRONMENTS, Environment, digits_training
+from sortition.lab.arena.environments import ENVIRONMENTS, Environment, Training, digits_training
 from sortition.lab.arena.tournament import rounds_to, run_closed_loop, smooth
-from sortition.lab.compare import compare
+from sortition.lab.compare import FallingCurve, compare, rounds_of
 from sortition.lab.contestants import CONTESTANTS
 from sortition.lab.problems.softmax import digits_federation
+from sortition.lab.training import all_norms
 
 ROUNDS = 40
 
 
-def training(**changes):
-    settings = {"num_clients": 20, "cohort_size": 3, "num_rounds": ROUNDS, "step_size": 0.2}
-    return digits_training(**{**settings, **changes})
+SMALL = {"cohort_size": 3, "num_rounds": ROUNDS, "step_size": 0.05}
 
 
-def small(names, *, repeats=2, seed=4, jobs=1, progress=None, **changes):
-    contestants = {name: CONTESTANTS[name] for name in names}
-    return compare(contestants, training(**changes), repeats=repeats, seed=seed, jobs=jobs, progress=progress)
+def twenty(seed):
+    return digits_federation(num_clients=20, seed=seed)
+
+
+def small(samplers, **changes):
+    return compare(twenty, samplers, **{**SMALL, "repeats": 2, "seed": 4, **changes})
+
+
+class Line:
+    """Clients that pull a number to their own places, by gradients of a quadratic loss."""
+
+    def __init__(self, seed, num_clients=6, spread=1.0):
+        self.places = spread * np.random.default_rng(seed).normal(size=num_clients)
+        self.num_clients = num_clients
+        self.client_weights = np.full(num_clients, 1.0 / num_clients)
+
+    def initial_model(self):
+        return np.array([10.0])
+
+    def updates(self, model, clients, round_index):
+        return model - self.places[clients][:, None]
+
+    def loss(self, model):
+        return float(np.mean((model - self.places) ** 2))
 
 
 @pytest.fixture(scope="module")
@@ -48,31 +69,59 @@ class TestCurves:
         assert rounds_to(np.array([2.0, 1.5]), 1.0) is None
 
 
+class TestFallingCurve:
+    def test_a_falling_curve_is_left_as_it_is(self):
+        curve = FallingCurve(np.array([8.0, 4.0, 2.0, 1.0]))
+        assert [curve.at(rounds) for rounds in (1, 2, 3, 4)] == [8.0, 4.0, 2.0, 1.0]
+        assert [curve.rounds_to(loss) for loss in (8.0, 4.0, 3.0, 1.0)] == [1.0, 2.0, 2.5, 4.0]
+        assert curve.rounds_to(0.5) is None
+        assert curve.rounds_to(100.0) == 1.0
+
+    def test_a_lucky_dip_does_not_count(self):
+        """The mean of rounds 2 to 4 is 5, and they are one stretch around round 3."""
+        curve = FallingCurve(np.array([10.0, 1.0, 9.0, 5.0, 0.0]))
+        assert curve.at(3) == 5.0
+        assert curve.rounds_to(5.0) == 3.0
+        assert curve.rounds_to(1.0) == pytest.approx(4.6)
+
+    def test_a_run_that_diverged_never_arrives(self):
+        curve = FallingCurve(np.array([1.0, 0.1, np.inf]))
+        assert curve.rounds_to(0.5) is None
+        assert curve.at(2) == np.inf
+
+
 class TestRows:
     def test_uniform_is_added_and_comes_first(self, comparison):
         assert [row.name for row in comparison.rows] == ["uniform", "proportional", "optimal"]
 
     def test_the_order_given_is_kept(self):
-        rows = small(["proportional", "uniform"], num_rounds=3, repeats=1).rows
+        rows = small(["proportional", "uniform"], num_rounds=10, repeats=1).rows
         assert [row.name for row in rows] == ["proportional", "uniform"]
 
-    def test_target_is_uniforms_loss_after_four_fifths_of_the_rounds(self, comparison):
-        uniform = comparison.rows[0]
-        assert comparison.target_loss == smooth(uniform.losses)[31]
-        assert uniform.rounds_to_target is not None
-        assert uniform.rounds_to_target <= 32
-        assert uniform.rounds_ratio == 1.0
-
-    def test_rounds_are_those_of_the_smoothed_mean_curve(self, comparison):
+    def test_rounds_are_those_of_the_fitted_curves(self, comparison):
+        uniform = FallingCurve(comparison.rows[0].losses)
+        assert comparison.target_loss == uniform.at(32)
         for row in comparison.rows:
-            assert row.rounds_to_target == rounds_to(smooth(row.losses), comparison.target_loss)
-            assert row.rounds_ratio == row.rounds_to_target / comparison.rows[0].rounds_to_target
+            assert row.rounds_to_target == FallingCurve(row.losses).rounds_to(comparison.target_loss)
+            ratio = row.rounds_to_target / uniform.rounds_to(comparison.target_loss)
+            assert row.rounds_ratio == pytest.approx(ratio)
+
+    def test_the_interval_leaves_out_one_repeat_at_a_time(self, comparison):
+        """Two repeats: Student's t with one degree of freedom, whose 97.5% quantile is tan(0.475 pi)."""
+        alone = [small(["proportional", "optimal"], repeats=1, seed=seed) for seed in (4, 5)]
+        for place, row in enumerate(comparison.rows):
+            logs = np.log([one.rows[place].rounds_ratio for one in alone])
+            assert alone[0].rows[place].interval is None
+            half = np.tan(0.475 * np.pi) * abs(logs[0] - logs[1]) / 2
+            low, high = np.log(row.rounds_ratio) - half, np.log(row.rounds_ratio) + half
+            assert row.interval == pytest.approx((np.exp(low), np.exp(high)))
 
     def test_curves_are_means_over_the_repeats(self):
-        both = small(["uniform"], num_rounds=5).rows[0]
-        first = small(["uniform"], num_rounds=5, repeats=1, seed=4).rows[0]
-        second = small(["uniform"], num_rounds=5, repeats=1, seed=5).rows[0]
+        both = small([], num_rounds=10).rows[0]
+        first = small([], num_rounds=10, repeats=1, seed=4).rows[0]
+        second = small([], num_rounds=10, repeats=1, seed=5).rows[0]
         assert both.losses == pytest.approx((first.losses + second.losses) / 2)
+        assert both.losses_spread == pytest.approx(abs(first.losses - second.losses) / 2)
         assert both.final_loss == pytest.approx((first.losses[-1] + second.losses[-1]) / 2)
         assert both.final_loss_spread == pytest.approx(abs(first.losses[-1] - second.losses[-1]) / 2)
         assert both.mean_variance_ratio == pytest.approx(
@@ -92,15 +141,12 @@ class TestRows:
             def observe(self, cohort, norms):
                 assert len(norms) == 0
 
-        uniform, nobody = compare(
-            {"nobody": lambda trial: Nobody(**trial.common())},
-            training(cohort_size=10, step_size=0.05),
-            repeats=1,
-        ).rows
+        uniform, nobody = small({"nobody": lambda trial: Nobody(**trial.common())}, cohort_size=10).rows
         assert uniform.rounds_to_target is not None
         assert nobody.final_loss == pytest.approx(np.log(10))
         assert nobody.rounds_to_target is None
         assert nobody.rounds_ratio is None
+        assert nobody.interval is None
 
     def test_the_feedback_bound_is_the_largest_feedback_at_the_start(self):
         bounds = []
@@ -109,26 +155,121 @@ class TestRows:
             bounds.append(trial.feedback_bound)
             return CONTESTANTS["uniform"](trial)
 
-        compare({"recording": recording}, training(num_rounds=2), repeats=1, seed=6)
+        small({"recording": recording}, num_rounds=10, repeats=1, seed=6, step_size=0.01)
         problem = digits_federation(num_clients=20, seed=6)
         norms = problem.all_norms(problem.initial_model(), 0)
         assert bounds == [pytest.approx(max((problem.client_weights * norms) ** 2))]
+
+    @pytest.mark.parametrize(
+        ("interval", "difference"),
+        [((0.5, 0.9), "fewer"), ((1.1, 1.3), "more"), ((0.9, 1.1), "no difference"), (None, "")],
+    )
+    def test_a_difference_is_told_by_the_interval(self, comparison, interval, difference):
+        assert replace(comparison.rows[1], interval=interval).difference == difference
+
+
+class TestTarget:
+    def test_training_that_gets_nowhere_is_refused(self):
+        with pytest.raises(ConfigurationError, match="there is nothing to compare"):
+            small(["proportional"], step_size=1.0, num_rounds=10)
+
+    def test_training_that_diverges_is_refused(self):
+        with pytest.raises(ConfigurationError, match="has a loss of inf"):
+            compare(Line, [], cohort_size=2, num_rounds=400, step_size=9.0, repeats=1)
+
+    def test_a_flat_end_is_said(self):
+        text = repr(compare(Line, [], cohort_size=3, num_rounds=100, step_size=0.5, repeats=1))
+        assert "hardly falls" in text
+        assert "hardly falls" not in repr(small(["proportional"]))
+
+
+class TestTuning:
+    def test_each_sampler_gets_a_step_of_its_own_from_other_seeds(self):
+        """On a line with all clients in every round, gradient descent arrives at once with step 1."""
+        seeds = []
+
+        class Watched(Line):
+            def __init__(self, seed):
+                super().__init__(seed, spread=0.0)
+                seeds.append(seed)
+
+        tuned = compare(
+            Watched, ["proportional"], cohort_size=6, num_rounds=20, step_size=0.125, repeats=2, tune=True
+        )
+        assert [row.step_size for row in tuned.rows] == [1.0, 1.0]
+        assert tuned.tuned
+        assert "step size" in repr(tuned)
+        assert sorted(set(seeds)) == [0, 1, 2, 3]
+
+    def test_the_progress_bar_knows_all_rounds(self):
+        counts = []
+        options = {
+            "cohort_size": 2,
+            "num_rounds": 5,
+            "step_size": 0.1,
+            "repeats": 1,
+            "progress": counts.append,
+        }
+        compare(Line, [], **options, tune=True)
+        assert counts == list(range(1, rounds_of(1, 5, 1, tune=True) + 1))
 
 
 class TestEnvironment:
     def test_the_default_comparison_is_an_environment_of_the_arena(self):
         assert repr(ENVIRONMENTS["digits-100"].training) == repr(digits_training())
 
-    def test_a_comparison_is_the_closed_loop_of_the_arena(self):
-        """The same seed in the same environment: the same verdicts."""
+    def test_a_comparison_trains_as_the_closed_loop_of_the_arena(self):
+        """The same seed in the same environment: the same runs."""
         contestants = {name: CONTESTANTS[name] for name in ("uniform", "optimal")}
-        environment = Environment("small", "tune", "twenty clients", training())
+        training = Training(twenty, **SMALL, design="fixed_size")
+        environment = Environment("small", "tune", "twenty clients", training)
         arena = run_closed_loop(contestants, [environment], split="report", seeds=1)
-        rows = compare(contestants, training(), repeats=1, seed=1).rows
+        rows = small(["uniform", "optimal"], repeats=1, seed=1).rows
         for row, score in zip(rows, arena.scores, strict=True):
-            assert row.rounds_to_target == score.closed_loop.rounds_to_target
-            assert row.rounds_ratio == score.closed_loop.rounds_to_uniform
             assert row.mean_variance_ratio == score.ratio
+            assert smooth(row.losses)[-1] == score.closed_loop.final_loss
+
+
+class TestOwnProblem:
+    def test_norms_of_all_clients_come_from_the_updates(self):
+        problem = Line(3)
+        assert all_norms(problem, np.array([2.0]), 0) == pytest.approx(abs(2.0 - problem.places))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"num_clients": 0}, "num_clients"),
+            ({"client_weights": np.ones(6)}, "client_weights of the problem must sum to one"),
+            ({"loss": lambda model: np.nan}, "loss"),
+            ({"loss": 3.0}, "method loss"),
+            ({"initial_model": lambda: np.zeros((2, 2))}, "initial_model"),
+            ({"updates": lambda model, clients, round_index: np.zeros(3)}, "a row of 1 numbers for each"),
+            ({"updates": lambda model, clients: np.zeros(3)}, "TypeError"),
+        ],
+    )
+    def test_what_is_wrong_with_a_problem_is_said(self, change, message):
+        def broken(seed):
+            problem = Line(seed)
+            vars(problem).update(change)
+            return problem
+
+        with pytest.raises(ConfigurationError, match=message):
+            compare(broken, [], cohort_size=2, num_rounds=5, step_size=0.1)
+
+    def test_what_is_no_problem_is_refused(self):
+        for wrong in (3, lambda seed: 3, lambda: Line(0)):
+            with pytest.raises(ConfigurationError, match="problem"):
+                compare(wrong, [], cohort_size=2, num_rounds=5, step_size=0.1)
+
+    def test_one_that_is_defined_in_a_notebook_reaches_the_workers(self):
+        """Classes of __main__ go by value: here one that no worker can import."""
+
+        class Here(Line):
+            pass
+
+        options = {"cohort_size": 2, "num_rounds": 20, "step_size": 0.1, "repeats": 2}
+        one, two = (compare(Here, ["proportional"], **options, jobs=jobs) for jobs in (1, 2))
+        assert repr(two) == repr(one)
 
 
 class TestArguments:
@@ -139,9 +280,8 @@ class TestArguments:
         with pytest.raises(ConfigurationError, match=argument):
             small(["uniform"], **{argument: value})
 
-    def test_nobody_is_an_error(self):
-        with pytest.raises(ConfigurationError, match="contestants"):
-            small([])
+    def test_nobody_but_uniform(self):
+        assert [row.name for row in small([], num_rounds=10).rows] == ["uniform"]
 
 
 class TestProcesses:
@@ -156,8 +296,8 @@ class TestProcesses:
 
     def test_one_process_counts_every_round(self):
         counts = []
-        small(["uniform"], num_rounds=3, progress=counts.append)
-        assert counts == [1, 2, 3, 4, 5, 6]
+        small(["uniform"], num_rounds=8, progress=counts.append)
+        assert counts == list(range(1, 17))
 
     def test_an_error_in_a_worker_arrives_as_it_is(self):
         with pytest.raises(ConfigurationError, match="cohort_size"):

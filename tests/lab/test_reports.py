@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from sortition import UniformSampler
@@ -17,7 +16,6 @@ from sortition.cli import commands
 from sortition.core.errors import DataError
 from sortition.lab.compare import Comparison, Row
 from sortition.lab.reports.charts import POINTS, WIDE_POINTS, Series, line_chart, points
-from sortition.lab.reports.comparison import comparison_json, comparison_table
 from sortition.lab.reports.ledger_page import ledger_page
 from sortition.lab.reports.page import Page, picture_png, picture_svg
 from sortition.lab.reports.reproduction import fill_page, provenance
@@ -32,46 +30,58 @@ ROUNDS = 1001
 @pytest.fixture
 def comparison() -> Comparison:
     curve = np.array([2.0, 1.0])
+    spread = np.array([0.1, 0.1])
     return Comparison(
+        problem="Clinics",
+        num_clients=60,
         cohort_size=5,
         num_rounds=700,
         repeats=3,
         design="with_replacement",
         memory=False,
+        tuned=False,
         seed=0,
         target_loss=0.4321,
+        initial_loss=2.5,
         rows=(
-            Row("uniform", 560, 1.0, 0.4, 0.02, 9.876, curve, curve),
-            Row("lucky", 280, 0.5, 0.3, 0.01, 1.5, curve, curve),
-            Row("lost", None, None, 1.7, 0.9, 30.0, curve, curve),
+            Row("uniform", 0.1, 560.0, 1.0, (1.0, 1.0), 0.4, 0.02, 9.876, curve, spread, curve),
+            Row("lucky", 0.1, 280.0, 0.5, (0.4, 0.625), 0.3, 0.01, 1.5, curve, spread, curve),
+            Row("alike", 0.1, 550.0, 0.98, (0.9, 1.1), 0.4, 0.01, 1.5, curve, spread, curve),
+            Row("lost", 0.1, None, None, None, np.inf, np.nan, np.nan, curve, spread, curve),
         ),
     )
 
 
-def test_table_fits_a_narrow_terminal(comparison):
-    console = Console(width=80, force_terminal=False)
-    with console.capture() as capture:
-        console.print(comparison_table(comparison))
-    lines = capture.get().splitlines()
-    assert max(len(line) for line in lines) <= 80
-    assert "loss 0.432" in lines[2]
-    cells = {
-        line.split("│")[1].strip(): [cell.strip() for cell in line.split("│")[2:-1]] for line in lines[4:7]
-    }
-    assert cells == {
-        "uniform": ["560", "x1.00", "0.400 ± 0.020", "x9.88"],
-        "lucky": ["280", "x0.50", "0.300 ± 0.010", "x1.50"],
-        "lost": ["> 700", "-", "1.700 ± 0.900", "x30.00"],
-    }
+def test_a_comparison_prints_as_an_aligned_table(comparison):
+    lines = repr(comparison).splitlines()
+    assert lines[0] == "Clinics: 60 clients, 5 drawn a round (with replacement), 700 rounds, 3 repeats"
+    assert lines[2:8] == [
+        "sampler  rounds          vs uniform  difference        final loss  variance",
+        "-------  ------  ------------------  -------------  -------------  --------",
+        "uniform     560               x1.00                 0.400 ± 0.020     x9.88",
+        "lucky       280  x0.50 [0.40, 0.62]  fewer          0.300 ± 0.010     x1.50",
+        "alike       550  x0.98 [0.90, 1.10]  no difference  0.400 ± 0.010     x1.50",
+        "lost      > 700                   -                      diverged         -",
+    ]
 
 
-def test_json_keeps_everything(comparison):
-    stored = json.loads(comparison_json(comparison))
+def test_a_notebook_shows_the_same_table(comparison):
+    shown = comparison._repr_html_()
+    assert shown.count("<tr>") == 5
+    assert "x0.50 [0.40, 0.62]" in shown
+    assert '<th class="number">rounds</th>' in shown
+    assert "<th>sampler</th>" in shown
+
+
+def test_json_keeps_everything(comparison, tmp_path):
+    comparison.save(tmp_path / "comparison.json")
+    stored = json.loads((tmp_path / "comparison.json").read_text())
     assert stored["target_loss"] == 0.4321
     assert stored["num_rounds"] == 700
-    assert [row["name"] for row in stored["rows"]] == ["uniform", "lucky", "lost"]
+    assert [row["name"] for row in stored["rows"]] == ["uniform", "lucky", "alike", "lost"]
     assert stored["rows"][1]["losses"] == [2.0, 1.0]
-    assert stored["rows"][2]["rounds_to_target"] is None
+    assert stored["rows"][1]["interval"] == [0.4, 0.625]
+    assert stored["rows"][3]["final_loss"] is None
 
 
 def test_text_is_escaped_and_kept_apart_from_scripts():
@@ -110,6 +120,7 @@ def test_pictures():
 def test_compare_writes_a_page(tmp_path):
     page = tmp_path / "report.html"
     arguments = ["compare", "--clients", "20", "--rounds", "10", "--repeats", "1", "--jobs", "1"]
+    arguments += ["--step-size", "0.01"]
     arguments += ["--samplers", "uniform,avare", "--report", str(page)]
     result = CliRunner().invoke(commands.app, arguments)
     assert result.exit_code == 0

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import sys
 
-EXTRAS = {"typer": "cli", "rich": "cli", "sklearn": "experiments", "vl_convert": "reports", "torch": "torch"}
+EXTRAS = {
+    "typer": "cli",
+    "rich": "cli",
+    "sklearn": "experiments",
+    "scipy": "experiments",
+    "cloudpickle": "experiments",
+    "vl_convert": "reports",
+    "torch": "torch",
+}
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ MODULES = {
     "bench": "sortition.cli.experiments",
     "compare": "sortition.cli.experiments",
     "reproduce": "sortition.cli.experiments",
+    "samplers": "sortition.cli.experiments",
     "report": "sortition.cli.runs",
     "runs": "sortition.cli.runs",
 }

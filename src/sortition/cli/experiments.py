@@ -1,4 +1,4 @@
-"""``sortition compare``, ``arena``, ``bench`` and ``reproduce``: parse, call the lab, print."""
+"""``sortition compare``, ``samplers``, ``arena``, ``bench`` and ``reproduce``: parse, call the lab, print."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json as json_module
 import math
 import time
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, cast
@@ -25,7 +26,7 @@ from sortition.cli.options import (
     write_text,
 )
 from sortition.core.designs import DESIGNS, Design
-from sortition.lab.arena.environments import ENVIRONMENTS, SPLITS, Split, digits_training, environments_of
+from sortition.lab.arena.environments import ENVIRONMENTS, SPLITS, ProblemFactory, Split, environments_of
 from sortition.lab.arena.tournament import Arena, run_closed_loop, run_replay
 from sortition.lab.arena.vectors import (
     VECTOR_ENVIRONMENTS,
@@ -44,10 +45,11 @@ from sortition.lab.bench import (
     measure_each,
     most_clients,
 )
-from sortition.lab.compare import Comparison, compare
-from sortition.lab.contestants import BASELINE, CONTESTANTS, INDEPENDENT_ONLY, find_contestant
-from sortition.lab.problems.softmax import STEP_SIZE
-from sortition.lab.reports import comparison as comparison_report
+from sortition.lab.compare import DEFAULT_SAMPLERS, compare, rounds_of
+from sortition.lab.contestants import BASELINE, CONTESTANTS, GUIDANCE, find_contestant
+from sortition.lab.imported import imported
+from sortition.lab.problems.softmax import STEP_SIZE, digits_federation
+from sortition.lab.reports.comparison import MARKS
 from sortition.lab.reports.page import picture_png, picture_svg
 from sortition.lab.reports.reproduction import (
     check_outputs,
@@ -74,14 +76,28 @@ app = typer.Typer()
 
 # sortition compare ------------------------------------------------------------------------------------------
 
-DEFAULT_SAMPLERS = ",".join(name for name in CONTESTANTS if name not in {"doubling-osmd", *INDEPENDENT_ONLY})
+DIGITS_CLIENTS = 100
 
 
 @app.command("compare")
 def compare_command(
+    problem: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            show_default="handwritten digits",
+            help="A federation of your own: a function or class that takes a seed (docs/your-problem.md).",
+        ),
+    ] = None,
     clients: Annotated[
-        int, typer.Option(parser=whole_number(2), metavar="N", help="Clients of the federation.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            parser=whole_number(2),
+            metavar="N",
+            show_default=str(DIGITS_CLIENTS),
+            help="Clients of the federation of digits.",
+        ),
+    ] = None,
     cohort: Annotated[
         int, typer.Option(parser=whole_number(1), metavar="N", help="Clients drawn in a round.")
     ] = 5,
@@ -94,12 +110,11 @@ def compare_command(
     samplers: Annotated[
         str,
         typer.Option(
-            callback=some_of(CONTESTANTS, "sortition compare --help"),
+            callback=some_of(CONTESTANTS, "sortition samplers", factories=True),
             metavar="A,B,...",
-            show_default="all except doubling-osmd and the samplers of independent draws",
-            help=f"Out of {', '.join(CONTESTANTS)}.",
+            help="Names, as sortition samplers prints them; or module:factory, called with a Trial.",
         ),
-    ] = DEFAULT_SAMPLERS,
+    ] = ",".join(DEFAULT_SAMPLERS),
     design: Annotated[
         str,
         typer.Option(callback=one_of(DESIGNS), metavar="NAME", help=f"How to draw: {', '.join(DESIGNS)}."),
@@ -108,8 +123,14 @@ def compare_command(
         bool, typer.Option("--memory", help="Aggregate with a memory of earlier updates.")
     ] = False,
     step_size: Annotated[
-        float, typer.Option(parser=number, metavar="X", help="Step size of the training, for all samplers.")
+        float, typer.Option(parser=number, metavar="X", help="Step size of the training.")
     ] = STEP_SIZE,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Choose the step size for each sampler, on other federations: 5 times the work."
+        ),
+    ] = False,
     seed: Annotated[
         int, typer.Option(parser=whole_number(0), metavar="N", help="Repeat r uses seed + r.")
     ] = 0,
@@ -134,53 +155,58 @@ def compare_command(
         ),
     ] = None,
 ) -> None:
-    """Train on a federation of handwritten digits with several samplers, and print a table."""
+    """Train on a federation with several samplers, and print what each is worth in rounds."""
     if report is not None:
         import vl_convert  # noqa: F401 - a missing package is an error before the work, not after it
-    chosen = {name: CONTESTANTS[name] for name in samplers.split(",")}
-    runs = len({BASELINE, *chosen}) * repeats
-    with RoundsProgress(total=runs * rounds) as progress:
+    if problem is None:
+        factory: ProblemFactory = partial(digits_federation, num_clients=clients or DIGITS_CLIENTS)
+    elif clients is not None:
+        raise typer.BadParameter("--clients is for the federation of digits; a --problem has its own.")
+    else:
+        factory = imported("--problem", problem)
+    names = samplers.split(",")
+    total = rounds_of(len({BASELINE, *names}), rounds, repeats, tune=tune)
+    with RoundsProgress(total=total) as progress:
         comparison = compare(
-            chosen,
-            digits_training(
-                num_clients=clients,
-                cohort_size=cohort,
-                num_rounds=rounds,
-                step_size=step_size,
-                design=cast(Design, design),
-                memory=memory,
-            ),
+            factory,
+            names,
+            cohort_size=cohort,
+            num_rounds=rounds,
+            step_size=step_size,
+            design=cast(Design, design),
+            memory=memory,
+            tune=tune,
             repeats=repeats,
             seed=seed,
             jobs=jobs,
             progress=progress.advance_to,
         )
-    _print_comparison(comparison, clients)
+    typer.echo(repr(comparison))
     if json is not None:
-        write_text(json, comparison_report.comparison_json(comparison))
+        write_text(json, comparison.json())
         typer.echo(f"Results: {json.resolve()}")
     if report is not None:
-        title = f"Samplers compared: handwritten digits over {clients} clients"
-        write_text(report, comparison_report.comparison_page(comparison, title, _what(comparison, clients)))
+        write_text(report, comparison.page())
         typer.echo(f"Report: {report.resolve()}")
 
 
-def _print_comparison(comparison: Comparison, clients: int) -> None:
+# sortition samplers -----------------------------------------------------------------------------------------
+
+
+@app.command("samplers")
+def samplers_command() -> None:
+    """Print the samplers that other commands know by name, and when to take which."""
     console = Console(highlight=False)
-    console.print(_what(comparison, clients))
-    console.print(comparison_report.comparison_table(comparison))
-    console.print(comparison_report.HOW_TO_READ)
-
-
-def _what(comparison: Comparison, clients: int) -> str:
-    repeats = "one run each" if comparison.repeats == 1 else f"mean of {comparison.repeats} repeats"
-    others = [row.name for row in comparison.rows if row.name in INDEPENDENT_ONLY]
-    differs = others and comparison.design != "independent"
-    but = f"; independent draws for {', '.join(others)}" if differs else ""
-    return (
-        f"Handwritten digits over {clients} clients, {comparison.cohort_size} drawn a round "
-        f"({comparison.design.replace('_', ' ')}{', with a memory' if comparison.memory else ''}),\n"
-        f"{comparison.num_rounds} rounds, {repeats}{but}"
+    if not console.is_terminal:
+        console.width = 140
+    table = Table("sampler", "needs", "learns from", "designs", "guard", "cost of a round", "best when")
+    for name, guidance in GUIDANCE.items():
+        table.add_row(name + MARKS.get(name, ""), *guidance)
+    console.print(table)
+    console.print(
+        "needs: before the first round; horizon is the number of rounds, bound the largest feedback.\n"
+        "cost: K clients drawn a round, n ever drawn, M in all, E experts.\n"
+        "Each is a class of the library: sortition.EmpiricalBayesSampler(num_clients, cohort_size, ...)."
     )
 
 

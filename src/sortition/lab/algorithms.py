@@ -17,7 +17,7 @@ from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import positive_number, whole_number
 from sortition.core.variance import aggregate
 from sortition.lab.client_memory import UpdateMemory
-from sortition.lab.training import LocalProblem, Problem
+from sortition.lab.training import LocalProblem, Problem, all_norms
 
 
 def combined(
@@ -65,7 +65,7 @@ class FedSGD:
     def all_norms(self, state: FloatArray, problem: Problem, round_index: int) -> FloatArray:
         """The norm of each client's mini-batch gradient, or residual, in this round, drawn or not."""
         if self.memory is None:
-            return problem.all_norms(state, round_index)
+            return all_norms(problem, state, round_index)
         updates = problem.updates(state, np.arange(problem.num_clients), round_index)
         return np.asarray(np.linalg.norm(all_residuals(updates, self.memory), axis=1))
 

@@ -6,12 +6,9 @@ feedback at the initial model, which the paper obtains from a pre-training phase
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,6 +29,7 @@ from sortition import (
 )
 from sortition.core.designs import Design
 from sortition.core.types import FloatArray
+from sortition.lab.imported import imported
 
 BASELINE = "uniform"
 """What every other sampler is compared with."""
@@ -164,6 +162,50 @@ CONTESTANTS: dict[str, Contestant] = {
 }
 """All of them, in the order in which a table shows them; the oracles come last."""
 
+
+class Guidance(NamedTuple):
+    """What to know before choosing a sampler."""
+
+    needs: str
+    """What must be known before the first round, beside the number of clients."""
+    learns: str
+    """What it learns from."""
+    designs: str
+    guard: str
+    """Whether it has a guard against lies by default; every sampler takes one."""
+    cost: str
+    """Of a round, with K clients drawn, n clients ever drawn and E experts (about 8)."""
+    best_when: str
+
+
+GUIDANCE: dict[str, Guidance] = {
+    "uniform": Guidance("nothing", "nothing", "all", "none", "K", "updates and sizes are alike"),
+    "proportional": Guidance(
+        "data sizes", "nothing", "all", "none", "K log M", "sizes explain the updates: try it first"
+    ),
+    "adaptive-osmd": Guidance(
+        "horizon, bound", "norms", "all", "no", "E K log n", "you want the paper's text to the letter"
+    ),
+    "adaptive-osmd-x100": Guidance(
+        "horizon, bound", "norms", "all", "no", "E K log n", "rare large norms decide"
+    ),
+    "doubling-osmd": Guidance("bound", "norms", "all", "no", "E K log n", "the paper's, without a horizon"),
+    "mabs": Guidance("horizon, bound", "norms", "all", "no", "K log n", "only to compare with"),
+    "vrb": Guidance("bound", "norms", "all", "no", "K log n", "norms jump, and means of squares are needed"),
+    "avare": Guidance("nothing", "norms", "all", "no", "K log n", "only to compare with"),
+    "k-vib": Guidance("horizon, bound", "norms", "independent", "no", "K log n", "only to compare with"),
+    "empirical-bayes": Guidance(
+        "nothing; sizes help", "norms, silence", "all", "yes", "K log n", "the default: start here"
+    ),
+    "optimal-client-sampling": Guidance(
+        "all norms, each round", "nothing", "independent", "no", "M", "never: an oracle sets the scale"
+    ),
+    "optimal": Guidance(
+        "all norms, each round", "nothing", "all", "no", "M", "never: an oracle sets the scale"
+    ),
+}
+"""What ``sortition samplers`` prints."""
+
 ORACLES = frozenset({"optimal-client-sampling", "optimal"})
 """Samplers that are shown what no real server sees: they set the scale, and win nothing."""
 
@@ -178,22 +220,11 @@ def find_contestant(name: str) -> Contestant:
     """
     if name in CONTESTANTS:
         return CONTESTANTS[name]
-    module, colon, factory = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise ConfigurationError(
             f"samplers must be out of {', '.join(CONTESTANTS)}, or package.module:factory, got {name!r}"
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: :x and .a:b
-        raise ConfigurationError(f"samplers: {name!r} can't be found: {error}") from error
-    if not callable(found):
-        raise ConfigurationError(
-            f"samplers: {name!r} must be a function that makes a sampler from a Trial, got {found!r}"
-        )
-    contestant: Contestant = found
+    contestant: Contestant = imported("samplers", name)
     return contestant
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -39,9 +40,10 @@ def run_tasks(
     """Call every task, ``jobs`` at a time, and return the results in the order of the tasks.
 
     Each task gets a ``tick`` to call as it advances; ``progress`` is called here, in this process, with
-    the number of ticks of all tasks so far. With ``jobs=1`` no process is started. Otherwise tasks and
-    results are pickled, and the workers are fresh interpreters ("spawn"). On an exception, Ctrl-C
-    included, the tasks that still run stop at their next tick; if this process is killed, the workers end.
+    the number of ticks of all tasks so far. With ``jobs=1`` no process is started. Otherwise the workers are
+    fresh interpreters ("spawn"), and tasks go to them by cloudpickle, so that functions and classes of a
+    notebook or a script arrive, too. On an exception, Ctrl-C included, the tasks that still run stop at
+    their next tick; if this process is killed, the workers end.
 
     ``names`` name the tasks: in a note to the error that a task raises, and in the WorkerError that is raised
     when a worker is killed.
@@ -60,7 +62,7 @@ def run_tasks(
     with ProcessPoolExecutor(min(jobs, len(tasks)), context, _attach, shared) as pool:
         try:
             with _spawning():
-                futures = [pool.submit(_call, index, task) for index, task in enumerate(tasks)]
+                futures = [pool.submit(_call, index, _ByValue(task)) for index, task in enumerate(tasks)]
                 pool.submit(_nothing)  # the pool watches only the workers it had when it last got work
             pending: set[Future[Result]] = set(futures)
             while pending:
@@ -70,6 +72,11 @@ def run_tasks(
                     with _naming(names[futures.index(future)]):
                         future.result()
         except BrokenProcessPool:
+            if not count.value and not any(under_way):
+                raise WorkerError(
+                    "worker processes ended before they began: in a script, put the call below "
+                    'if __name__ == "__main__":, or take jobs=1'
+                ) from None
             lost = [name for name, busy in zip(names, under_way, strict=True) if busy and name]
             raise WorkerError(
                 "a worker process was killed, perhaps because memory ran out"
@@ -129,7 +136,19 @@ def _nothing() -> None:
     """A task that does nothing."""
 
 
-def _call(index: int, task: Callable[[Tick], Result]) -> Result:
+class _ByValue:
+    """A task that is pickled by cloudpickle when its turn comes; a worker gets the task itself."""
+
+    def __init__(self, task: Callable[[Tick], Any]) -> None:
+        self._task = task
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle
+
+        return pickle.loads, (cloudpickle.dumps(self._task),)
+
+
+def _call(index: int, task: Any) -> Any:
     _under_way[index] = 1
     result = task(_tick)
     _under_way[index] = 0

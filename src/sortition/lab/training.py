@@ -15,12 +15,16 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design, inclusion_probabilities
+from sortition.core.errors import ConfigurationError
 from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import distribution, whole_number
 from sortition.core.variance import optimal_probabilities, variance_loss
 
 INCLUSION_DESIGNS = ("independent", "fixed_size")
 """Designs that draw each client at most once, with a known probability of being in."""
+DIVERGED = 1e9
+"""Training whose loss is this many times the initial one has diverged."""
 
 
 class Problem(Protocol):
@@ -28,6 +32,9 @@ class Problem(Protocol):
 
     What a client computes depends only on the model, the round and the client. So samplers that are compared
     have the same mini-batches.
+
+    A problem may have a method ``all_norms(model, round_index)``, the norms of all clients' updates, where
+    these can be computed at less cost than the updates.
     """
 
     @property
@@ -44,11 +51,52 @@ class Problem(Protocol):
     def updates(self, model: FloatArray, clients: IntArray, round_index: int) -> FloatArray:
         """g_m of each of ``clients``, one row a client."""
 
-    def all_norms(self, model: FloatArray, round_index: int) -> FloatArray:
-        """The norm of every client's update in this round: what only an oracle knows."""
-
     def loss(self, model: FloatArray) -> float:
         """The training loss over all the data of all clients."""
+
+
+def all_norms(problem: Problem, model: FloatArray, round_index: int) -> FloatArray:
+    """The norm of every client's update in this round: what only an oracle knows."""
+    own = getattr(problem, "all_norms", None)
+    if own is not None:
+        return np.asarray(own(model, round_index))
+    updates = problem.updates(model, np.arange(problem.num_clients), round_index)
+    return np.asarray(np.linalg.norm(updates, axis=1))
+
+
+def check_problem(problem: Any) -> Problem:
+    """Return ``problem`` if it is one; otherwise raise an error that says what is missing or wrong.
+
+    >>> check_problem(3)
+    Traceback (most recent call last):
+    sortition.core.errors.ConfigurationError: problem must have num_clients, got int
+    """
+    kind = type(problem).__name__
+    for member in ("num_clients", "client_weights", "initial_model", "updates", "loss"):
+        if not hasattr(problem, member):
+            raise ConfigurationError(f"problem must have {member}, got {kind}")
+    for member in ("initial_model", "updates", "loss"):
+        if not callable(getattr(problem, member)):
+            raise ConfigurationError(f"problem must have a method {member}, got {kind}")
+    whole_number("num_clients of the problem", problem.num_clients, least=1)
+    distribution("client_weights of the problem", problem.client_weights, problem.num_clients)
+    model = np.asarray(problem.initial_model())
+    if model.ndim != 1 or model.dtype.kind != "f":
+        raise ConfigurationError(
+            f"initial_model() must be a vector of floats, got {model.dtype} of shape {model.shape}"
+        )
+    clients = np.arange(min(2, problem.num_clients))
+    updates = np.asarray(problem.updates(model, clients, 0))
+    if updates.shape != (len(clients), len(model)):
+        raise ConfigurationError(
+            f"updates(model, clients, round_index) must give a row of {len(model)} numbers for each client, "
+            f"got shape {updates.shape} for {len(clients)} clients"
+        )
+    loss = problem.loss(model)
+    if not np.isscalar(loss) or not np.isfinite(loss):
+        raise ConfigurationError(f"loss(model) must be a finite number, got {loss!r} at the initial model")
+    checked: Problem = problem
+    return checked
 
 
 class LocalProblem(Problem, Protocol):
@@ -133,9 +181,11 @@ class Trajectory:
     """What a training run leaves, one entry a round."""
 
     losses: FloatArray
-    """Training loss after the round's step."""
+    """Training loss after the round's step; inf from the round on in which it diverges."""
     variance_ratios: FloatArray
     r""":math:`l_t(p^t) / l_t(p^\star)`: 1 is the best that any distribution can do in this round."""
+    initial_loss: float = np.inf
+    """The loss of the initial model."""
 
 
 def train(
@@ -145,21 +195,32 @@ def train(
     num_rounds: int,
     on_round: Callable[[], None] = lambda: None,
 ) -> Trajectory:
-    """Train an algorithm whose state is the model; ``on_round`` is called after each round."""
-    losses, ratios = np.empty(num_rounds), np.empty(num_rounds)
-    for done in training_rounds(sampler, problem, algorithm, num_rounds):
-        assert done.norms is not None
-        assert done.probabilities is not None
-        ratios[done.index] = variance_ratio(
-            done.probabilities,
-            problem.client_weights,
-            done.norms,
-            design_of(sampler),
-            done.cohort.cohort_size,
-        )
-        losses[done.index] = problem.loss(done.state)
+    """Train an algorithm whose state is the model; ``on_round`` is called after each round.
+
+    Training that diverges ends: the losses of the rounds that are left are inf.
+    """
+    losses, ratios = np.full(num_rounds, np.inf), np.full(num_rounds, np.nan)
+    initial_loss = float(problem.loss(problem.initial_model()))
+    most = DIVERGED * max(abs(initial_loss), 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for done in training_rounds(sampler, problem, algorithm, num_rounds):
+            assert done.norms is not None
+            assert done.probabilities is not None
+            loss = float(problem.loss(done.state))
+            if not loss <= most:
+                break
+            losses[done.index] = loss
+            ratios[done.index] = variance_ratio(
+                done.probabilities,
+                problem.client_weights,
+                done.norms,
+                design_of(sampler),
+                done.cohort.cohort_size,
+            )
+            on_round()
+    for _ in range(int(np.isinf(losses).sum())):
         on_round()
-    return Trajectory(losses, ratios)
+    return Trajectory(losses, ratios, initial_loss)
 
 
 def design_of(sampler: Sampler) -> Design:

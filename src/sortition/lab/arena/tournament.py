@@ -172,7 +172,7 @@ def train_all(
 ) -> dict[str, dict[str, list[Trajectory]]]:
     """Train with every contestant in every environment: by environment and sampler, a run for each seed."""
     tasks = [
-        partial(_train_one, name, contestant, environment, training, seed)
+        partial(train_one, name, contestant, environment, training, seed)
         for environment, training in trainings.items()
         for name, contestant in contestants.items()
         for seed in seeds
@@ -215,14 +215,19 @@ def judge(trajectories: Mapping[str, Sequence[Trajectory]]) -> dict[str, ClosedL
 def smooth(curve: FloatArray) -> FloatArray:
     """Mean over a trailing window of 10% of the rounds, at least one; at the start, over what there is.
 
+    From the first value on that is not finite, it is inf.
+
     >>> smooth(np.arange(30.0))[:4]
     array([0. , 0.5, 1. , 2. ])
     """
     window = max(1, round(SMOOTHING_SHARE * len(curve)))
-    sums = np.concatenate([[0.0], np.cumsum(curve)])
-    ends = np.arange(1, len(curve) + 1)
+    finite = int(np.argmin(np.append(np.isfinite(curve), False)))
+    sums = np.concatenate([[0.0], np.cumsum(curve[:finite])])
+    ends = np.arange(1, finite + 1)
     starts = np.maximum(ends - window, 0)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+    smoothed = np.full(len(curve), np.inf)
+    smoothed[:finite] = (sums[ends] - sums[starts]) / (ends - starts)
+    return smoothed
 
 
 def rounds_to(curve: FloatArray, target: float) -> int | None:
@@ -297,9 +302,10 @@ def _replay_all(
     return outcome
 
 
-def _train_one(
+def train_one(
     name: str, contestant: Contestant, environment: str, training: Training, seed: int, tick: Tick
 ) -> Trajectory:
+    """One run of one contestant; ``name`` and ``environment`` are for errors."""
     return training.train(partial(_make, name, contestant, environment), seed, tick)
 
 

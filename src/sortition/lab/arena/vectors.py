@@ -52,7 +52,7 @@ from sortition.lab.contestants import Trial, find_contestant
 from sortition.lab.parallel import Progress, Tick, run_tasks
 from sortition.lab.problems.idx import load_images
 from sortition.lab.problems.softmax import digits_federation, gaussian_federation, label_skewed_images
-from sortition.lab.training import Oracle, Problem, sampling_variance, variance_ratio
+from sortition.lab.training import Oracle, Problem, all_norms, sampling_variance, variance_ratio
 
 NUM_CLIENTS = 300
 COHORT_SHARES = (0.01, 0.05, 0.1, 0.3)
@@ -310,7 +310,7 @@ def measure(
     model, weights = problem.initial_model(), problem.client_weights
     everybody = np.arange(problem.num_clients)
     sizes = [max(1, round(share * problem.num_clients)) for share in shares]
-    first_norms = problem.all_norms(model, 0)
+    first_norms = all_norms(problem, model, 0)
     running = {
         arm: RunningArm(arm, weights, first_norms, model.size, environment.num_rounds, num_draws, seed)
         for arm in arms_of(samplers, designs, memory, sizes)

@@ -6,6 +6,7 @@ shows the least and the largest of their values, so that no round is hidden.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -34,6 +35,9 @@ COLOURS = {
 """A sampler has the same colour in every chart."""
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222", "#56b4e9", "#7f7f7f")
 OTHERS = ("#6a3d9a", "#8c6d31", "#1b9e9e", "#a6cee3")
+FEW_CURVES = 4
+"""More curves than this are dashed, too."""
+DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 2), (1, 3), (12, 4))
 _POWER_OF_TEN = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-9"
 _DECADES = {
     "labelExpr": "datum.label === '' ? '' : format(datum.value, '~g')",
@@ -56,7 +60,7 @@ class Series:
 
 
 def line_chart(
-    lines: dict[str, tuple[Any, Any]],
+    lines: Mapping[str, Sequence[Any]],
     x_title: str,
     y_title: str,
     *,
@@ -65,19 +69,22 @@ def line_chart(
     target: float | None = None,
     height: int = 320,
 ) -> dict[str, Any]:
-    """Plain curves as wide as the page: name -> (x, y).
+    """Plain curves as wide as the page: name -> (x, y), or (x, y, spread to both sides).
 
     ``log`` is for a logarithmic axis, which leaves out what is not positive, ``share`` for one from 0 to
     100%; ``target`` is a value to draw a dashed line at. Where a point stands for many rounds, the line is
     their mean, or their median on a logarithmic axis, and the description says so.
     """
     curves = []
-    for name, (x, values) in lines.items():
+    for name, (x, values, *spread) in lines.items():
         y = np.array(values, dtype=float)
         y[np.isfinite(y)] = y[np.isfinite(y)].clip(-LARGEST, LARGEST)
         if log:
             y[~(y > 0.0)] = np.nan
-        curves.append(Series(name, np.asarray(x, float), y, np.zeros(len(y))))
+        widths = np.array(spread[0] if spread else np.zeros(len(y)), dtype=float)
+        if log:  # a band that reaches 0 would have no end
+            widths = np.minimum(widths, 0.9 * y)
+        curves.append(Series(name, np.asarray(x, float), y, widths))
     y_axis: dict[str, Any] = {
         "field": "y",
         "type": "quantitative",
@@ -130,12 +137,19 @@ def panel_chart(
             "columns": 6,
             "labelLimit": 240,
             "symbolOpacity": 1,
+            "symbolType": "stroke",
+            "symbolSize": 400,
+            "symbolStrokeWidth": 2,
         },
     }
     y = y_axis or {"field": "y", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
     values = [point for curve in curves for point in points(curve, most, median=median)]
     spans = any(point["low"] < point["high"] for point in values)
     banded = [{"field": end, "title": end, "format": ".4g"} for end in ("low", "high") if spans]
+    dashes = {}
+    if len(labels) > FEW_CURVES:  # curves that coincide can still be told apart
+        patterns = [DASHES[place % len(DASHES)] for place in range(len(labels))]
+        dashes = {"strokeDash": {**colour, "scale": {"domain": labels, "range": patterns}}}
     layers: list[dict[str, Any]] = [
         {
             "mark": {"type": "line", "strokeWidth": 1.8},
@@ -144,6 +158,7 @@ def panel_chart(
                 "x": x,
                 "y": y,
                 "color": colour,
+                **dashes,
                 "tooltip": [
                     {"field": "sampler", "title": "sampler"},
                     {"field": "at", "title": x_title},

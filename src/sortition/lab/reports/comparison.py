@@ -1,118 +1,148 @@
-"""A comparison as a table for the terminal, as JSON, and as a page to look at."""
+"""A comparison as a table for the terminal, and as a page to look at."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+import math
 from datetime import date
-from typing import Any
 
 import numpy as np
-from rich.table import Table
 
-from sortition.lab.arena.tournament import smooth
-from sortition.lab.compare import Comparison, Row
-from sortition.lab.contestants import ORACLES
+from sortition.lab.arena.tournament import TARGET_SHARE
+from sortition.lab.compare import FLAT, Comparison, FallingCurve, Row
+from sortition.lab.contestants import BASELINE, INDEPENDENT_ONLY, ORACLES
 from sortition.lab.reports.charts import line_chart
-from sortition.lab.reports.page import Number, Page
+from sortition.lab.reports.page import Number, Page, html_table
 
 MARKS = {"empirical-bayes": " (default)", **dict.fromkeys(ORACLES, " (oracle)")}
 """What is said of a sampler beside its name."""
-HOW_TO_READ = (
-    "Lower is better throughout. The loss to reach is uniform sampling's after 80% of the rounds; "
-    "'optimal' has the least variance there is, but it is an oracle: it sees every norm before it draws."
-)
+LEFT_ALIGNED = ("sampler", "difference")
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """One row a sampler; a sampler that never reaches the target loss shows "> T"."""
-    target = f"{comparison.target_loss:.3f}"
-    table = Table(header_style="bold")
-    table.add_column("sampler", no_wrap=True)
-    table.add_column(f"rounds to\nloss {target}", justify="right")
-    table.add_column("rounds vs\nuniform", justify="right")
-    table.add_column("final loss\n(± spread)", justify="right")
-    table.add_column("variance vs\noptimum", justify="right")
-    for row in comparison.rows:
-        table.add_row(
-            row.name,
-            f"> {comparison.num_rounds}" if row.rounds_to_target is None else str(row.rounds_to_target),
-            "-" if row.rounds_ratio is None else f"x{row.rounds_ratio:.2f}",
-            f"{row.final_loss:.3f} ± {spread(comparison, row)}",
-            f"x{row.mean_variance_ratio:.2f}",
-        )
-    return table
-
-
-def spread(comparison: Comparison, row: Row) -> str:
-    """The spread of the final loss between the repeats; one run has none."""
-    return "-" if comparison.repeats == 1 else f"{row.final_loss_spread:.3f}"
-
-
-def comparison_json(comparison: Comparison) -> str:
-    """All fields of the comparison, under their names; what was not reached is null."""
-    return json.dumps(asdict(comparison), indent=2, default=_plain, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} can't be written as JSON")
-
-
-def comparison_page(comparison: Comparison, title: str, what: str) -> str:
-    """The curves and the table of ``sortition compare``, as one self-contained page."""
-    page = Page(title, f"{what}. Made on {date.today().isoformat()}.")
-    page.paragraph(HOW_TO_READ)
-    page.table(
-        (
-            "sampler",
-            "rounds to the target",
-            "rounds vs uniform",
-            "final loss",
-            "spread",
-            "variance vs optimum",
-        ),
-        [
-            (
-                _named(row),
-                Number(
-                    f"> {comparison.num_rounds}" if row.rounds_to_target is None else row.rounds_to_target
-                ),
-                row.rounds_ratio,
-                Number(f"{row.final_loss:.3f}"),
-                Number(spread(comparison, row)),
-                row.mean_variance_ratio,
-            )
-            for row in comparison.rows
-        ],
+def described(comparison: Comparison) -> str:
+    """What was compared, in a sentence."""
+    memory = ", with a memory" if comparison.memory else ""
+    repeats = "one run each" if comparison.repeats == 1 else f"{comparison.repeats} repeats"
+    others = [row.name for row in comparison.rows if row.name in INDEPENDENT_ONLY]
+    but = (
+        f"; independent draws for {', '.join(others)}"
+        if others and comparison.design != "independent"
+        else ""
     )
-    rounds = np.arange(1, comparison.num_rounds + 1)
+    return (
+        f"{comparison.problem}: {comparison.num_clients} clients, {comparison.cohort_size} drawn a round "
+        f"({comparison.design.replace('_', ' ')}{memory}), {comparison.num_rounds} rounds, {repeats}{but}"
+    )
+
+
+def how_to_read(comparison: Comparison) -> list[str]:
+    """What the columns mean, and what to beware of."""
+    lines = [
+        f"The target is uniform sampling's loss after {TARGET_SHARE:.0%} of the rounds, "
+        f"{comparison.target_loss:.4g}. Training starts at {comparison.initial_loss:.4g}. "
+        "Lower is better throughout.",
+        "Variance is that of the aggregate by sampling, over the least that any probabilities can give.",
+    ]
+    if comparison.repeats > 1:
+        lines.append(
+            "All samplers have the same federations. Brackets are 95% intervals over the repeats: if one "
+            "holds 1, the repeats show no difference."
+        )
+    else:
+        lines.append("One repeat says nothing about chance: take more (repeats).")
+    uniform = next(row for row in comparison.rows if row.name == BASELINE)
+    place = TARGET_SHARE * comparison.num_rounds
+    left = FallingCurve(uniform.losses).at(place / 2) - comparison.target_loss
+    if left < FLAT * (comparison.initial_loss - comparison.target_loss):
+        lines.append(
+            f"Uniform sampling's loss hardly falls from round {place / 2:.0f} to {place:.0f}, so rounds say "
+            "little: compare final losses, or take fewer rounds or smaller steps."
+        )
+    if any(row.name in ORACLES for row in comparison.rows):
+        lines.append("An oracle sees every norm before it draws, which no server does: it sets the scale.")
+    return lines
+
+
+def columns(comparison: Comparison) -> list[str]:
+    """The names of the columns."""
+    step = ["step size"] if comparison.tuned else []
+    return ["sampler", *step, "rounds", "vs uniform", "difference", "final loss", "variance"]
+
+
+def cells(comparison: Comparison, row: Row) -> list[str]:
+    """A row of the table as texts."""
+    missed = row.rounds_to_target is None
+    ratio = "-" if row.rounds_ratio is None else f"x{row.rounds_ratio:.2f}"
+    if row.interval is not None and row.name != BASELINE:
+        ratio += f" [{row.interval[0]:.2f}, {row.interval[1]:.2f}]"
+    final = "diverged" if not math.isfinite(row.final_loss) else f"{row.final_loss:.3f}"
+    if math.isfinite(row.final_loss) and comparison.repeats > 1:
+        final += f" ± {row.final_loss_spread:.3f}"
+    variance = "-" if not math.isfinite(row.mean_variance_ratio) else f"x{row.mean_variance_ratio:.2f}"
+    return [
+        row.name + MARKS.get(row.name, ""),
+        *([f"{row.step_size:g}"] if comparison.tuned else []),
+        f"> {comparison.num_rounds}" if missed else f"{row.rounds_to_target:.0f}",
+        ratio,
+        row.difference,
+        final,
+        variance,
+    ]
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """The table in plain text; "> " and the number of rounds where the target was not reached."""
+    names = columns(comparison)
+    rows = [cells(comparison, row) for row in comparison.rows]
+    widths = [max(len(line[place]) for line in [names, *rows]) for place in range(len(names))]
+
+    def joined(line: list[str]) -> str:
+        return "  ".join(
+            text.ljust(width) if name in LEFT_ALIGNED else text.rjust(width)
+            for name, text, width in zip(names, line, widths, strict=True)
+        ).rstrip()
+
+    ruler = "  ".join("-" * width for width in widths)
+    return "\n".join(
+        [described(comparison), "", joined(names), ruler, *map(joined, rows), "", *how_to_read(comparison)]
+    )
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """The table as HTML, for notebooks."""
+    return html_table(columns(comparison), _rows(comparison))
+
+
+def comparison_page(comparison: Comparison) -> str:
+    """The curves and the table, as one self-contained page."""
+    page = Page("Samplers compared", f"{described(comparison)}. Made on {date.today().isoformat()}.")
+    page.table(columns(comparison), _rows(comparison))
+    for line in how_to_read(comparison):
+        page.paragraph(line, note=True)
+    rounds = np.arange(1.0, comparison.num_rounds + 1)
     page.heading("Training loss")
+    several = " The band is one standard deviation between repeats." if comparison.repeats > 1 else ""
     page.paragraph(
-        f"Mean of the repeats, smoothed as for the table. The loss to reach is {comparison.target_loss:.3f}. "
-        "It is the dashed line. Drag to move, scroll to zoom, double-click to reset."
+        f"Mean of the repeats.{several} The dashed line is the target, {comparison.target_loss:.4g}. "
+        "Drag to move, scroll to zoom, double-click to reset."
     )
-    page.chart(
-        line_chart(
-            {_named(row): (rounds, smooth(row.losses)) for row in comparison.rows},
-            "round",
-            "loss",
-            log=True,
-            target=comparison.target_loss,
-        )
-    )
+    losses = {_named(row): (rounds, row.losses, row.losses_spread) for row in comparison.rows}
+    page.chart(line_chart(losses, "round", "loss", log=True, target=comparison.target_loss))
     page.heading("Sampling variance over the optimum's")
-    page.paragraph("1 is the least that any distribution can have in that round.")
-    page.chart(
-        line_chart(
-            {_named(row): (rounds, smooth(row.variance_ratios)) for row in comparison.rows},
-            "round",
-            "variance ratio",
-            log=True,
-        )
-    )
+    page.paragraph("1 is the least that any distribution can have in that round. Mean of the repeats.")
+    ratios = {_named(row): (rounds, row.variance_ratios) for row in comparison.rows}
+    page.chart(line_chart(ratios, "round", "variance ratio", log=True))
     return page.render()
+
+
+def _rows(comparison: Comparison) -> list[list[str]]:
+    names = columns(comparison)
+    return [
+        [
+            text if name in LEFT_ALIGNED else Number(text)
+            for name, text in zip(names, cells(comparison, row), strict=True)
+        ]
+        for row in comparison.rows
+    ]
 
 
 def _named(row: Row) -> str:

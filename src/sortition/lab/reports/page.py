@@ -15,6 +15,8 @@ VEGALITE = "6.4"
 SHORT = 24
 """Texts of a table up to this length are not broken into lines."""
 
+NUMBERS = ' class="number"'
+
 STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.55 system-ui, "DejaVu Sans", Helvetica, Arial, sans-serif; color: #1c1c1c;
@@ -24,7 +26,8 @@ h2 { margin-top: 2.6rem; border-top: 1px solid #ddd; padding-top: 1.2rem; }
 .lead, .note { color: #555; } .note { font-size: .9rem; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: left; vertical-align: top; }
-td.short, td.number { white-space: nowrap; } td.number { text-align: right; } th { background: #f6f6f6; }
+td.short, td.number { white-space: nowrap; } td.number, th.number { text-align: right; }
+th { background: #f6f6f6; }
 td.bad { color: #b00020; font-weight: 600; } td.good { color: #00693e; }
 .chart, .table { overflow-x: auto; margin: .8rem 0; } details { margin: .6rem 0; }
 summary { cursor: pointer; color: #0b57a4; }
@@ -76,10 +79,7 @@ class Page:
 
         Without names of columns it has no header. A table that is too wide scrolls in its own box.
         """
-        head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-        head = f"<thead><tr>{head}</tr></thead>" if columns else ""
-        body = "".join("<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in rows)
-        table = f'<div class="table"><table>{head}<tbody>{body}</tbody></table></div>'
+        table = f'<div class="table">{html_table(columns, rows)}</div>'
         if folded is not None:
             table = f"<details><summary>{html.escape(folded)}</summary>{table}</details>"
         self._parts.append(table)
@@ -107,6 +107,23 @@ class Page:
             f'<h1>{html.escape(self.title)}</h1><p class="lead">{html.escape(self.lead)}</p>'
             f"{''.join(self._parts)}{scripts}</body></html>\n"
         )
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table alone; without names of columns it has no header. Columns of numbers are aligned right."""
+    lines = list(rows)
+    numbers = [all(_is_number(line[place]) for line in lines) for place in range(len(columns))]
+    head = "".join(
+        f"<th{NUMBERS if is_number else ''}>{html.escape(column)}</th>"
+        for column, is_number in zip(columns, numbers, strict=True)
+    )
+    head = f"<thead><tr>{head}</tr></thead>" if columns else ""
+    body = "".join("<tr>" + "".join(_cell(value) for value in line) + "</tr>" for line in lines)
+    return f"<table>{head}<tbody>{body}</tbody></table>"
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, Number | int | float) and not isinstance(value, bool))
 
 
 def _cell(value: Any) -> str:
