@@ -19,7 +19,8 @@ def train(message: Message, context: Context) -> Message:
     model = message.content["arrays"]["model"].numpy()
     model = task.train(model, images, labels, rng, int(config["local-steps"]), float(config["learning-rate"]))
     arrays = ArrayRecord({"model": Array(model)})
-    metrics = MetricRecord({"num-examples": len(images)})
+    trained = int(config["local-steps"]) * min(len(images), task.BATCH)
+    metrics = MetricRecord({"num-examples": len(images), "images-trained": trained})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 

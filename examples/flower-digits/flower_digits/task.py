@@ -6,6 +6,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 NUM_CLIENTS = 100
+BATCH = 5  # images in a step, if the client has as many
 SIZES = (100,) * 5 + (30,) * 10 + (5,) * 20 + (1,) * 65  # examples of each client before they are shuffled
 
 
@@ -45,7 +46,7 @@ def train(
     """Local SGD: some steps, each on up to five of the client's images."""
     model = model.copy()
     for _ in range(steps):
-        batch = rng.permutation(len(images))[:5]
+        batch = rng.permutation(len(images))[:BATCH]
         residuals = np.exp(log_probabilities(model, images[batch]))
         residuals[np.arange(len(batch)), labels[batch]] -= 1.0
         model -= rate * images[batch].T @ residuals / len(batch)
