@@ -197,7 +197,8 @@ class SecureRound:
         if self.received is not None:
             for node, reply in self.received.replies.items():
                 place = self.places[node]
-                norms[place], sizes[place] = reply.norm * reply.num_examples, reply.num_examples
+                sizes[place] = pool.counted_size(int(cohort.clients[place]), reply.num_examples)
+                norms[place] = reply.norm * sizes[place]
                 contents[place] = RecordDict({"metrics": reply.metrics})
                 if reply.shrink < 1.0:
                     log.warning(
