@@ -119,6 +119,16 @@ class Flower:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(timeout=HANGS)
 
+    def kill_all(self) -> None:
+        """SIGKILL to everything that this test has started, as a power cut would be."""
+        while left := self._left():
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for process in self._running:
+                process.poll()
+            time.sleep(0.1)
+
     def end(self) -> None:
         """End everything that this test has started: first as asked, then by force."""
         for process in self._running:

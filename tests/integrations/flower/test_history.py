@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,3 +201,22 @@ def test_a_run_without_evaluation_has_its_training_metrics(tmp_path):
         result = strategy.start(federation(clients()), model(0.0, 1.0), num_rounds=rounds)
     assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
     assert result.evaluate_metrics_clientapp == result.evaluate_metrics_serverapp == {}
+
+
+def test_the_example_in_the_docs(tmp_path):
+    """The lines of docs/flower.md as they are there."""
+    page = (Path(__file__).parents[3] / "docs" / "flower.md").read_text()
+    (example,) = (part for part in page.split("```python\n") if part.startswith("def on_round"))
+    strategy = AdaptiveSampling(FedAvg(), cohort_size=4, evaluate_cohort_size=3)
+    names = {"strategy": strategy, "grid": federation(clients()), "arrays": model(0.0, 1.0), "np": np}
+    names["folder"] = tmp_path
+    exec(example.partition("```")[0], names)
+    result = names["result"]
+    lines = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()]
+    for (number, train_loss, loss), server_round in zip(lines, range(1, 21), strict=True):
+        assert int(number) == server_round
+        assert float(train_loss) == result.train_metrics_clientapp[server_round]["loss"]
+        assert float(loss) == result.evaluate_metrics_clientapp[server_round]["loss"]
+    assert sorted(file.name for file in tmp_path.glob("*.npz")) == ["model-10.npz", "model-20.npz"]
+    with np.load(tmp_path / "model-20.npz") as saved:
+        assert saved["w"].tolist() == weights(result.arrays).tolist()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import numpy as np
 import pytest
 
+from sortition.ledger import read_run
 from tests.integrations.flower.processes import HANGS, flower, free_port, write_certificates, write_node_key
 
 VICTIM = 1
@@ -177,3 +181,54 @@ def test_secure_aggregation_on_ray(programs):
         model += sum(n * 0.5 * (p - model) for p, n in enumerate(EXAMPLES)) / sum(EXAMPLES)
         assert line["model"] == pytest.approx([model] * 3, abs=3 * line["round"] * 2 * 8.0 / 2**22)
         assert line["types"] == ["float32", "int64"]
+
+
+def test_a_simulation_that_is_killed_goes_on_with_all_rounds(programs):
+    """SIGKILL to SuperLink, ServerApp and Ray at once, in mid-round; then all of it is started anew.
+
+    The nodes of the second simulation have other ids. They are the same clients by what they answer.
+    """
+    programs.environment["PROBE_ANSWERS"] = "1"
+    ledger = programs.home / "run.db"
+
+    def simulate():
+        port = free_port()
+        programs.connection(port)
+        programs.start(
+            *("flower-superlink", "--insecure", "--simulation", "--disable-runtime-dependency-installation"),
+            *("--port", str(port)),
+            log="superlink.log",
+        )
+        programs.wait(lambda: f":{port}" in programs.logs(), "the SuperLink")
+        programs.run_probe(
+            *("--federation-config", "num-supernodes=20 init-args-num-cpus=2 client-resources-num-cpus=1"),
+            rounds=5,
+            cohort_size=4,
+            evaluators=6,
+            ledger=str(ledger),
+            pause=0.2,
+        )
+
+    simulate()
+    programs.wait(lambda: len(programs.rounds()) >= 2, "two rounds")
+    programs.kill_all()
+    noted = programs.rounds()[-1]["round"]  # the next one may be complete, and just not noted
+    simulate()
+    programs.wait((programs.notes / "done").exists, "the last round")
+
+    result = json.loads((programs.notes / "result.json").read_text())
+    assert result["train"] == [1, 2, 3, 4, 5]
+    assert list(result["evaluate"]) == ["1", "2", "3", "4", "5"]
+    calls = [json.loads(line) for line in (programs.notes / "on_round.jsonl").read_text().splitlines()]
+    numbers = [call["round"] for call in calls]
+    assert sorted(set(numbers)) == [1, 2, 3, 4, 5]
+    assert len(numbers) <= 6  # one may have been called when it was killed, and is called again
+    (resumed_after,) = re.findall(r"Resuming after round (\d) of 5", programs.logs(last=10**7))
+    assert int(resumed_after) in (noted, noted + 1)
+    for call in calls:
+        assert call["evaluate/sampling-replies"] == 6
+        assert call["evaluate/loss-standard-error"] > 0.0
+    with read_run(ledger) as record:
+        names = record.client_names
+    assert sorted(names.values()) == sorted(f"partition-id:{place}" for place in range(20))
+    assert "partition-id:" in programs.call("sortition", "runs", "show", str(ledger))

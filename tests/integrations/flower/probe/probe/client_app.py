@@ -18,15 +18,17 @@ elif os.environ.get("PROBE_SECURE"):
     from sortition.integrations.flower import weigh_update
 
     app = ClientApp(mods=[secaggplus_mod, weigh_update])
+else:
+    app = ClientApp()
+
+if os.environ.get("PROBE_SECURE") or os.environ.get("PROBE_ANSWERS"):
 
     @app.query()
     def size(message: Message, context: Context) -> Message:
-        """Its number of examples must be known before the first round."""
+        """Who it is, and its number of examples."""
         partition = int(context.node_config["partition-id"])
         answer = ConfigRecord({"partition-id": partition, "num-examples": partition + 1})
         return Message(RecordDict({"identity": answer}), reply_to=message)
-else:
-    app = ClientApp()
 
 
 @app.train()
@@ -45,3 +47,11 @@ def train(message: Message, context: Context) -> Message:
     arrays = ArrayRecord({"model": Array(moved), "batches": Array(np.array(10 * partition))})
     metrics = MetricRecord({"num-examples": partition + 1, "partition": partition})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """The loss of client p is p."""
+    partition = int(context.node_config["partition-id"])
+    metrics = MetricRecord({"num-examples": partition + 1, "loss": float(partition)})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -34,8 +34,9 @@ def main(grid: Grid, context: Context) -> None:
     """Some rounds; what was seen goes to notes/rounds.jsonl, one line each, and notes/done."""
     settings, notes = context.run_config, Path(str(context.run_config["notes"]))
     kind = FedAdam if int(settings["cohort-size"]) > 3 else FedAvg
+    evaluators = int(settings["evaluators"])
     inner = kind(
-        fraction_evaluate=0.0,
+        fraction_evaluate=1.0 if evaluators else 0.0,
         min_available_nodes=int(settings["least-clients"]),
         train_metrics_aggr_fn=keep_all,
     )
@@ -45,6 +46,8 @@ def main(grid: Grid, context: Context) -> None:
         cohort_size=int(settings["cohort-size"]),
         memory=memory,
         secure_aggregation=bool(settings["secure"]),
+        evaluate_cohort_size=evaluators or None,
+        ledger=str(settings["ledger"]) or None,
     )
     metrics: dict[int, MetricRecord] = {}
     aggregate = strategy.aggregate_train
@@ -72,13 +75,27 @@ def main(grid: Grid, context: Context) -> None:
             raise EnoughError
 
     start = {"model": Array(np.zeros(3, dtype=np.float32)), "batches": Array(np.array(0))}
+
+    def on_round(server_round, found, arrays):
+        with (notes / "on_round.jsonl").open("a") as lines:
+            lines.write(json.dumps({"round": server_round, **found}) + "\n")
+
     with suppress(EnoughError):
-        strategy.start(
+        result = strategy.start(
             grid,
             ArrayRecord(start),
             num_rounds=int(settings["rounds"]),
             timeout=float(settings["timeout"]),
             train_config=ConfigRecord({"notes": str(notes), "pause": float(settings["pause"])}),
             evaluate_fn=evaluate,
+            on_round=on_round,
+        )
+        (notes / "result.json").write_text(
+            json.dumps(
+                {
+                    "train": sorted(result.train_metrics_clientapp),
+                    "evaluate": {n: dict(found) for n, found in result.evaluate_metrics_clientapp.items()},
+                }
+            )
         )
     (notes / "done").touch()
