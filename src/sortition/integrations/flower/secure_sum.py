@@ -313,7 +313,7 @@ class _CohortOfNodes:
         return len(self._nodes)
 
     def configure_fit(self, *arguments: object, **options: object) -> list[tuple[Any, FitIns]]:
-        return [(_Node(node), FitIns(NO_ARRAYS, {})) for node in self._nodes]
+        return [(_NodeProxy(node), FitIns(NO_ARRAYS, {})) for node in self._nodes]
 
     def aggregate_fit(
         self, server_round: int, results: list[tuple[Any, FitRes]], failures: object
@@ -323,5 +323,5 @@ class _CohortOfNodes:
 
 
 @dataclass(frozen=True)
-class _Node:
+class _NodeProxy:
     node_id: int
