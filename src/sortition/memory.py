@@ -12,9 +12,10 @@ With b = 1 this is FedVARP (Jhunjhunwala et al. 2022), the federated form of SAG
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -228,6 +229,17 @@ class Memory:
     def remembered(self, client: int) -> FloatArray:
         """y of ``client``: zeros if nothing is remembered."""
         return np.array(self._old(client), dtype=np.float64)
+
+    def copied(self) -> Memory:
+        """Another memory that holds the same. Rows are shared until one of the two changes them."""
+        if self._file is not None:
+            raise ConfigurationError("a memory in a file can't be copied: build it without path")
+        self._rows = {client: constant(row) for client, row in self._rows.items()}
+        other = copy.copy(self)
+        other._rows, other._lambda = dict(self._rows), dict(self._lambda)
+        other._largest_entry, other._bounds = dict(self._largest_entry), set(self._bounds)
+        other._sum, other._coefficient = self._sum.copy(), replace(self._coefficient)
+        return other
 
     def forget(self, clients: ArrayLike) -> None:
         """Forget ``clients``, for example because they left. Clients that are not remembered are ignored."""

@@ -142,11 +142,14 @@ class GuardState:
         With few norms it is at most ``clip_factor`` times their median: it must be safe for updates, too, and
         a few liars can then be a tenth of all.
         """
-        _, values, (size, _), factors, bounds = self._window
-        if not size:
-            return math.inf
-        median = values[LOG, (size - 1) // 2] if size < MANY else math.inf
-        return math.exp(min(bounds[CLIP], median + factors[2], LARGEST_LOG))
+        return _norm_bound(self._window)
+
+    def norm_bound_with(self, cohort: Cohort, norms: FloatArray) -> float:
+        """``norm_bound`` after these replies were judged; nothing is remembered."""
+        entries, values, counters, factors, bounds = self._window
+        window = entries.copy(), values.copy(), counters.copy(), factors, bounds.copy()
+        norm_window.remember(*window, cohort.clients, cohort.counts, cohort.weights, norms)
+        return _norm_bound(window)
 
     @property
     def outlier_bound(self) -> float:
@@ -296,6 +299,14 @@ class GuardState:
         guard._begun = count(state, "guard.begun") > 0
         guard._first = _first_replies(state, ids)
         return guard
+
+
+def _norm_bound(window: tuple[IntArray, FloatArray, IntArray, FloatArray, FloatArray]) -> float:
+    _, values, (size, _), factors, bounds = window
+    if not size:
+        return math.inf
+    median = values[LOG, (size - 1) // 2] if size < MANY else math.inf
+    return math.exp(min(bounds[CLIP], median + factors[2], LARGEST_LOG))
 
 
 def _first_replies(state: Mapping[str, Any], ids: int) -> Replies:

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 
-from sortition import AdaptiveOSMDSampler, CohortError, FeedbackError, UniformSampler
+from sortition import AdaptiveOSMDSampler, CohortError, UniformSampler
 from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS
 from sortition.integrations.flower import AdaptiveSampling
@@ -140,25 +140,6 @@ def test_a_given_size_comes_before_a_reported_one():
     grid = federation([Client(target=8.0, examples=1.0), Client(target=0.0, examples=1000.0)])
     arrays, _ = one_round(adaptive(cohort_size=2, num_examples=sizes), grid, model(0.0))
     assert weights(arrays) == pytest.approx([3.0])
-
-
-def test_a_missing_size_is_an_error_and_not_a_uniform_weight():
-    grid = federation([Client(), Client(examples=float("nan"))])
-    with pytest.raises(FeedbackError, match=r"name:client-1.*num-examples"):
-        one_round(adaptive(cohort_size=2), grid, model(0.0))
-
-
-def test_arrays_of_another_shape_or_name_are_an_error():
-    for wrong in ({"w": np.zeros(3)}, {"v": np.zeros(1)}):
-        grid = federation([Client(), Client(train=lambda model, _, wrong=wrong: wrong)])
-        with pytest.raises(FeedbackError, match="name:client-1"):
-            one_round(adaptive(cohort_size=2), grid, model(0.0))
-
-
-def test_arrays_that_are_no_numbers_are_an_error():
-    grid = federation([Client(), Client(train=lambda model, _: {"w": model["w"] + 1j})])
-    with pytest.raises(FeedbackError, match=r"name:client-1.*'w'"):
-        one_round(adaptive(cohort_size=2), grid, model(0.0))
 
 
 def test_the_order_of_the_replies_makes_no_difference():

@@ -1,162 +1,229 @@
-"""From the replies of a round to one weighted update: assign, check, measure and sum them."""
+"""From the replies of a round to a new model: measure the updates, add them up, check what comes out."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from numba import njit
 from numpy.typing import NDArray
 
-from sortition.core.errors import ConfigurationError, FeedbackError
+from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
-from sortition.integrations.flower.memory_sum import RECORD, MemorySum
-from sortition.integrations.flower.model_memory import ClientUpdate, Combined, ModelMemory, remembered_keys
-from sortition.integrations.flower.pool import ClientPool, CountedReplies, DrawnCohort
+from sortition.integrations.flower.arrays import NUMBERS, AnyArray, arrays_of, cast, packed, view
+from sortition.integrations.flower.model_memory import averaged_keys
+from sortition.integrations.flower.pool import ClientPool, DrawnCohort
+from sortition.integrations.flower.replies import CheckedReply, Complaints, UnusableError, check_reply
 
 log = logging.getLogger("flwr.sortition")
 
-AnyArray = NDArray[Any]
-Record = TypeVar("Record", ArrayRecord, MetricRecord)
+BLOCK = 32768
+"""So many numbers are added up at once: in float64 they fit into the cache."""
+LONGEST = 1e140
+"""The largest norm of an update, times its number of examples: sums of squares stay far from overflow."""
 
-NUMBERS = "fiub"
-"""Kinds of array that can be averaged: floats, integers and booleans."""
+
+@njit(cache=True, fastmath={"reassoc", "contract"})
+def _squared_distance(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Not finite if one of them is not."""
+    total = 0.0
+    for i in range(one.size):
+        difference = np.float64(one[i]) - np.float64(other[i])
+        total += difference * difference
+    return total
 
 
-class UpdateSum:
-    r"""The weighted sum of a round's updates, :math:`\sum_m n_m \mathrm{weight}_m (w_m - w)`, in float64.
+@njit(cache=True)
+def _add_difference(
+    total: FloatArray, factor: float, one: NDArray[Any], other: NDArray[Any], begin: int, end: int
+) -> None:
+    """total += factor * (one - other), from ``begin`` to ``end``."""
+    for i in range(begin, end):
+        total[i - begin] += factor * (np.float64(one[i]) - np.float64(other[i]))
 
-    :math:`w` is the model that the round starts from, :math:`w_m` the model that client m returns and
-    :math:`n_m` its number of examples. Integer and boolean arrays (batch counters, masks) are averaged too,
-    but only floating-point arrays count towards the norm of an update.
 
-    With a memory, the arrays that are remembered are not summed here: their sum comes from the memory.
+def _flat(array: AnyArray) -> AnyArray:
+    """One dimension, read-only, float32 or float64: the types that the kernels are compiled for."""
+    flat = array.reshape(-1)
+    if flat.dtype not in (np.float32, np.float64):
+        flat = flat.astype(np.float64)
+    flat = flat.view()
+    flat.flags.writeable = False
+    return flat
+
+
+class RoundModel:
+    r"""The model that a round starts from, and what the replies make of it, in float64.
+
+    Most arrays are *summed*: :math:`w + \sum_m c_m (w_m - w)`, with coefficients whose sum is one on average.
+    Integers, booleans and buffers of batch normalisation are *averaged*: :math:`\sum_m a_m w_m` with
+    :math:`a_m \ge 0` and :math:`\sum_m a_m = 1`, so that a variance stays positive. Only summed arrays count
+    towards the norm of an update.
+
+    Nothing is copied. Sums are made block by block, so that they take no memory of the model's size.
     """
 
-    def __init__(self, model: ArrayRecord, *, memory: bool = False) -> None:
-        self._model = arrays_of(model)
-        self._remembered = remembered_keys(self._model) if memory else []
-        for key, array in self._model.items():
+    def __init__(self, record: ArrayRecord, averaged_arrays: Collection[str] = ()) -> None:
+        self._record = record
+        self.arrays = arrays_of(record)
+        for key, array in self.arrays.items():
             if array.dtype.kind not in NUMBERS:
                 raise ConfigurationError(
                     f"initial_arrays may hold floats, integers and booleans, but {key!r} is {array.dtype}"
                 )
-        self._start = {key: array.astype(np.float64) for key, array in self._model.items()}
-        self._sum = {key: np.zeros_like(array) for key, array in self._start.items()}
-        self._difference = {key: np.empty_like(array) for key, array in self._start.items()}
+            if not _is_finite(array):
+                raise ConfigurationError(
+                    f"initial_arrays must be finite, but {key!r} is not. If it is a mask that never changes, "
+                    "leave it out of the record"
+                )
+        unknown = sorted(set(averaged_arrays) - set(self.arrays))
+        if unknown:
+            raise ConfigurationError(
+                f"averaged_arrays must name arrays of the model, which has {list(self.arrays)}, "
+                f"got {unknown[0]!r}"
+            )
+        self._averaged = averaged_keys(self.arrays, averaged_arrays)
+        self._summed = sorted(set(self.arrays) - self._averaged)  # sorted as a memory has them
 
-    def add(
-        self, client: str, returned: ArrayRecord, size: float, weight: float
-    ) -> tuple[float, FloatArray] | None:
-        """Add the update of ``client`` times ``size`` and ``weight``; None if it is not finite.
+    def length(self, arrays: Mapping[str, AnyArray]) -> float:
+        """The norm of the update to these arrays; an UnusableError if it is not finite."""
+        for key in sorted(self._averaged):
+            if not _is_finite(arrays[key]):
+                raise UnusableError(f"its array {key!r} must be finite")
+        squared = sum(_squared_distance(_flat(arrays[key]), _flat(self.arrays[key])) for key in self._summed)
+        if not np.isfinite(squared):
+            for key in self._summed:
+                if not _is_finite(arrays[key]):
+                    raise UnusableError(f"its array {key!r} must be finite")
+            raise UnusableError("its update is too long to be measured")
+        return float(np.sqrt(squared))
 
-        Returns the norm of what was added, times ``size``, and the update of the remembered arrays.
+    def update(self, arrays: Mapping[str, AnyArray]) -> FloatArray:
+        """The update of the summed arrays, as one vector."""
+        parts = [
+            np.subtract(arrays[key], self.arrays[key], dtype=np.float64).reshape(-1) for key in self._summed
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def moved(
+        self,
+        replies: Sequence[Mapping[str, AnyArray]],
+        coefficients: FloatArray,
+        factors: FloatArray,
+        steps: Mapping[str, FloatArray],
+    ) -> ArrayRecord:
+        """The new model, each array in the type that it has.
+
+        ``coefficients`` are c, before updates are multiplied by the ``factors`` that make long ones shorter.
+        What is in ``steps`` has been added up elsewhere: the sum of c times the updates of an array.
         """
-        arrays = arrays_of(returned)
-        self._check(client, arrays)
-        squared_norm = squared_remembered = 0.0
-        with np.errstate(over="ignore", invalid="ignore"):
-            for key, start in self._start.items():
-                out = self._difference[key]
-                difference = np.subtract(arrays[key], start, out=out, dtype=np.float64)
-                if self._model[key].dtype.kind == "f":
-                    # einsum instead of BLAS, whose threads would compete with those of the simulation.
-                    flat = difference.reshape(-1)
-                    squared = float(np.einsum("i,i->", flat, flat))
-                    if key in self._remembered:
-                        squared_remembered += squared
-                    else:
-                        squared_norm += squared
-                elif not np.all(np.isfinite(difference)):
-                    squared_norm = np.nan
-        if not np.isfinite(size * size * (squared_norm + squared_remembered)):
-            return None
-        for key, difference in self._difference.items():
-            if key not in self._remembered:
-                difference *= size * weight
-                self._sum[key] += difference
-        remembered = [self._difference[key].reshape(-1) for key in self._remembered]
-        return size * float(np.sqrt(squared_norm)), np.concatenate(remembered) if remembered else np.zeros(0)
-
-    def raise_by(self, factor: float) -> None:
-        """Multiply the sum by ``factor``, so that the replies stand in for the missing ones."""
-        for total in self._sum.values():
-            total *= factor
-
-    def set_total(self, arrays: Iterable[FloatArray]) -> None:
-        """Take the whole sum from elsewhere, in the order of the model's arrays."""
-        for total, array in zip(self._sum.values(), arrays, strict=True):
-            total[...] = array
-
-    def set_remembered(self, aggregate: FloatArray) -> None:
-        """Take the sum of the remembered arrays from the memory."""
-        start = 0
-        for key in self._remembered:
-            total = self._sum[key]
-            total[...] = aggregate[start : start + total.size].reshape(total.shape)
-            start += total.size
-
-    def moved_model(self, scale: float) -> ArrayRecord:
-        """The model plus ``scale`` times the sum, each array in the type that the model has."""
-        return ArrayRecord(
-            {
-                key: Array(_cast(start + scale * self._sum[key], self._model[key].dtype))
-                for key, start in self._start.items()
-            }
-        )
-
-    def with_model_types(self, stepped: ArrayRecord, moved: ArrayRecord) -> ArrayRecord:
-        """The arrays in ``stepped`` with the types that the model has; integer arrays are those of ``moved``.
-
-        ``stepped`` is what the inner strategy made of ``moved``. Its optimiser turns float32 into float64 and
-        treats counters like weights. Both are undone here.
-        """
-        arrays: dict[str, Array] = {}
-        for key, array in stepped.items():
-            dtype = self._model[key].dtype if key in self._model else None
-            if dtype is None or (dtype.kind == "f" and array.dtype == str(dtype)):
-                arrays[key] = array
-            elif dtype.kind == "f":
-                arrays[key] = Array(_cast(array.numpy(), dtype))
+        total = float(coefficients.sum())
+        shares = coefficients / total if total > 0.0 else np.zeros_like(coefficients)
+        new: dict[str, Array] = {}
+        for key, start in self.arrays.items():
+            returned, is_averaged = [arrays[key] for arrays in replies], key in self._averaged
+            if key in steps:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    step = steps[key] / total if is_averaged and total > 0.0 else steps[key]
+                    values = cast(start + step, start.dtype)
+            elif is_averaged:
+                values = _average(start, returned, shares * factors)
             else:
+                values = _moved(start, returned, coefficients * factors)
+            new[key] = packed(values)
+        return ArrayRecord(new)
+
+    def split(self, vector: FloatArray) -> dict[str, FloatArray]:
+        """The parts of a vector of all summed arrays, as ``update`` joins them."""
+        places = np.cumsum([self.arrays[key].size for key in self._summed])[:-1]
+        parts = zip(self._summed, np.split(vector, places), strict=True)
+        return {key: part.reshape(self.arrays[key].shape) for key, part in parts}
+
+    def accepted(self, stepped: ArrayRecord, moved: ArrayRecord) -> ArrayRecord:
+        """What the inner strategy made of ``moved``, with the types of the model; an UnusableError if unfit.
+
+        Its optimiser turns float32 into float64, and treats counters and variances like weights. Both are
+        undone here: averaged arrays are those of ``moved``.
+        """
+        if set(stepped) != set(self.arrays):
+            raise UnusableError("its arrays have other names than the model's", sorted(stepped)[:5])
+        arrays: dict[str, Array] = {}
+        for key, wanted in self.arrays.items():
+            if key in self._averaged:
                 arrays[key] = moved[key]
+                continue
+            array = view(stepped[key])
+            if array.shape != wanted.shape or array.dtype.kind not in NUMBERS:
+                raise UnusableError(
+                    f"its array {key!r} must be {wanted.dtype} of shape {wanted.shape}",
+                    f"got {array.dtype} of shape {array.shape}",
+                )
+            if array.dtype != wanted.dtype:
+                array = cast(array, wanted.dtype)
+                arrays[key] = packed(array)
+            else:
+                arrays[key] = stepped[key]
+            if not _is_finite(array):
+                raise UnusableError(f"its array {key!r} is not finite")
         return ArrayRecord(arrays)
 
-    def _check(self, client: str, returned: Mapping[str, AnyArray]) -> None:
-        """Raise if the arrays that ``client`` returned can't be compared with the model."""
-        if set(returned) != set(self._model):
-            raise FeedbackError(
-                f"the reply of {client} must hold the arrays {sorted(self._model)}, got {sorted(returned)}"
-            )
-        for key, array in self._model.items():
-            shape, dtype = returned[key].shape, returned[key].dtype
-            if shape != array.shape:
-                raise FeedbackError(
-                    f"the reply of {client} must hold {key!r} of shape {array.shape}, got {shape}"
-                )
-            if dtype.kind not in NUMBERS:
-                raise FeedbackError(
-                    f"the reply of {client} must hold {key!r} as floats, integers or booleans, got {dtype}"
-                )
+
+def _moved(start: AnyArray, returned: Sequence[AnyArray], coefficients: FloatArray) -> AnyArray:
+    """start + the sum of coefficients times (returned - start), block by block."""
+    new = np.empty(start.shape, dtype=start.dtype)
+    target, begin_from, flat = new.reshape(-1), _flat(start), [_flat(array) for array in returned]
+    total = np.empty(BLOCK)
+    for begin in range(0, start.size, BLOCK):
+        end = min(begin + BLOCK, start.size)
+        part = total[: end - begin]
+        part[:] = 0.0
+        for array, factor in zip(flat, coefficients.tolist(), strict=True):
+            _add_difference(part, factor, array, begin_from, begin, end)
+        with np.errstate(over="ignore", invalid="ignore"):
+            part += begin_from[begin:end]
+        target[begin:end] = cast(part, start.dtype)
+    return new
+
+
+def _average(start: AnyArray, returned: Sequence[AnyArray], shares: FloatArray) -> AnyArray:
+    """The sum of shares times what was returned; what the shares lack to one is the share of the start."""
+    mean = np.multiply(start, max(1.0 - float(shares.sum()), 0.0), dtype=np.float64)
+    for array, share in zip(returned, shares.tolist(), strict=True):
+        mean += np.multiply(array, share, dtype=np.float64)
+    return cast(mean, start.dtype)
+
+
+def _is_finite(array: AnyArray) -> bool:
+    """Whether all numbers are; block by block, so that little memory is needed."""
+    if array.dtype.kind != "f":
+        return True
+    flat = array.reshape(-1)
+    return all(bool(np.isfinite(flat[begin : begin + BLOCK]).all()) for begin in range(0, flat.size, BLOCK))
+
+
+# The replies of a round --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ClientReplies:
-    """The replies of a round that can be used. Entries are aligned with the cohort; nan means no reply."""
+    """The replies of a round that can be used. Arrays are aligned with the cohort; nan means no reply."""
 
-    weighted_norms: FloatArray
-    """Numbers of examples times norms; with a memory, the norms of the residuals."""
+    lengths: FloatArray
+    """Norms of the updates."""
     sizes: FloatArray
-    """Numbers of examples: the given one if there is one, otherwise the one that the client reports."""
-    contents: dict[int, RecordDict]
+    """Numbers of examples."""
+    checked: dict[int, CheckedReply] = field(default_factory=dict)
     """What each client returned, by place in the cohort."""
-    counted: CountedReplies
-    """How much they count together."""
-    combined: Combined | None = None
-    """What the memory made of them; None if there is none, or nobody replied."""
+    contents: dict[int, RecordDict] = field(default_factory=dict)
+    """The rest of it: metrics."""
+    refused: int = 0
+    """How many replies could not be used."""
+    sums: dict[str, FloatArray] = field(default_factory=dict)
+    """Sums of sizes times weights times updates that were made elsewhere, by array."""
 
 
 @dataclass(frozen=True)
@@ -167,40 +234,34 @@ class OpenRound:
     messages: list[Message]
     places: dict[int, int]
     """The place in the cohort of each node that was asked."""
-    updates: UpdateSum
-    memory: ModelMemory | MemorySum | None
+    model: RoundModel
 
-    def read(self, replies: Iterable[Message], size_key: str, pool: ClientPool) -> ClientReplies:
-        """Check each reply and add its update to the sum, weighted by size and cohort weight.
+    def read(
+        self, replies: Iterable[Message], size_key: str, pool: ClientPool, complaints: Complaints
+    ) -> ClientReplies:
+        """Check and measure each reply. One that can't be used counts as no reply.
 
-        Replies are read in the order of the cohort, so that the sum does not depend on which came first. An
-        update that is not finite counts as no reply.
+        Replies are taken in the order of the cohort, so that no sum depends on which came first.
         """
-        cohort, names = self.drawn.cohort, self.drawn.names
-        norms, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
-        updates: list[ClientUpdate | None] = [None] * len(cohort)
-        contents: dict[int, RecordDict] = {}
+        names, num_drawn = self.drawn.names, len(self.drawn.cohort)
+        found, refused = ClientReplies(np.full(num_drawn, np.nan), np.full(num_drawn, np.nan)), 0
         for place, content in sorted(self._contents(replies).items()):
-            name, size = names[place], float(self.drawn.given_sizes[place])
-            memory = content.pop(RECORD, None)
-            if np.isnan(size):
-                size = pool.counted_size(int(cohort.clients[place]), _reported_size(content, size_key, name))
-            arrays = _only(content, ArrayRecord, name)
-            added = self.updates.add(name, arrays, size, float(cohort.weights[place]))
-            if added is None:
-                log.warning("\t> The update of %s is not finite and counts as no reply", name)
+            given_size = float(self.drawn.given_sizes[place])
+            try:
+                reply = check_reply(content, self.model.arrays, size_key, given_size)
+                if np.isnan(given_size):
+                    client = int(self.drawn.cohort.clients[place])
+                    reply = replace(reply, size=pool.counted_size(client, reply.size))
+                length = self.model.length(reply.arrays)
+                if not reply.size * length <= LONGEST:
+                    raise UnusableError(f"its update times its number of examples is longer than {LONGEST:g}")
+            except UnusableError as error:
+                complaints.refused(names[place], error)
+                refused += 1
                 continue
-            norms[place], vector = added
-            updates[place] = ClientUpdate(vector, size, memory if isinstance(memory, ArrayRecord) else None)
-            sizes[place], contents[place] = size, content
-        counted = pool.count(self.drawn, sizes)
-        if contents:
-            self.updates.raise_by(counted.factor * len(cohort) / len(contents))
-        if self.memory is None or (len(cohort) and not contents):  # if nobody replied, nothing changes
-            return ClientReplies(norms, sizes, contents, counted)
-        combined = self.memory.combine(replace(cohort, weights=counted.factor * cohort.weights), updates)
-        self.updates.set_remembered(combined.aggregate)
-        return ClientReplies(np.hypot(norms, combined.norms), sizes, contents, counted, combined)
+            found.lengths[place], found.sizes[place] = length, reply.size
+            found.checked[place], found.contents[place] = reply, content
+        return replace(found, refused=refused)
 
     def _contents(self, replies: Iterable[Message]) -> dict[int, RecordDict]:
         """What each client returned, by place in the cohort; errors are logged.
@@ -222,49 +283,3 @@ class OpenRound:
             else:
                 contents[place] = reply.content
         return contents
-
-
-def _only(content: RecordDict, kind: type[Record], name: str) -> Record:
-    """The only record of this kind in the reply of client ``name``."""
-    records = [record for record in content.values() if isinstance(record, kind)]
-    if len(records) != 1:
-        raise FeedbackError(f"the reply of {name} must hold exactly one {kind.__name__}, got {len(records)}")
-    return records[0]
-
-
-def _reported_size(content: RecordDict, key: str, name: str) -> float:
-    """The number of examples that the reply of client ``name`` reports."""
-    value = _only(content, MetricRecord, name).get(key)
-    if not isinstance(value, (int, float)) or not np.isfinite(value) or value < 0:
-        raise FeedbackError(
-            f"the reply of {name} must report its number of examples as {key!r}, got {value!r}; "
-            f"or give the number on the server: num_examples={{{name!r}: ...}}"
-        )
-    return float(value)
-
-
-# Arrays and records ------------------------------------------------------------------------------------
-
-
-def arrays_of(record: ArrayRecord) -> dict[str, AnyArray]:
-    """The arrays of a record by name."""
-    return {key: array.numpy() for key, array in record.items()}
-
-
-def record_of(arrays: Mapping[str, AnyArray]) -> ArrayRecord:
-    """The record that holds these arrays."""
-    return ArrayRecord({key: Array(np.asarray(array)) for key, array in arrays.items()})
-
-
-def _cast(values: FloatArray, dtype: np.dtype[Any]) -> AnyArray:
-    """``values`` in the type ``dtype``: rounded and clipped for integers, compared with 0.5 for booleans."""
-    if dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            return np.asarray(values).astype(dtype)
-    if dtype.kind == "b":
-        return np.asarray(values >= 0.5)
-    limits = np.iinfo(dtype)
-    largest = float(limits.max)
-    if int(largest) > limits.max:  # 2^63 - 1 rounds up to a double that int64 can't hold
-        largest = float(np.nextafter(largest, 0.0))
-    return np.asarray(np.clip(np.rint(values), float(limits.min), largest)).astype(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +32,7 @@ from flwr.serverapp.strategy import (
 from sortition.core.errors import CohortError, ConfigurationError, StateError
 from sortition.core.state import text
 from sortition.core.types import FloatArray
-from sortition.integrations.flower.aggregation import NUMBERS, AnyArray, arrays_of, record_of
+from sortition.integrations.flower.arrays import NUMBERS, AnyArray, arrays_of, record_of
 from sortition.integrations.flower.client_metrics import metrics_of, weighted_means
 from sortition.integrations.flower.identities import NodeInfo
 
@@ -120,7 +121,7 @@ class InnerStrategy:
 
     def __init__(self, strategy: object) -> None:
         self.strategy = check_inner(strategy)
-        self._initial = self._encoded_attributes()
+        self._initial = copy.deepcopy(self._encoded_attributes())
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, nodes: list[int]
@@ -155,6 +156,23 @@ class InnerStrategy:
                 f"got one to node {min(not_drawn)}"
             )
         return messages
+
+    @contextmanager
+    def undone_if_refused(self, refusal: type[Exception]) -> Iterator[None]:
+        """If ``refusal`` is raised inside, its attributes are set back to what they were.
+
+        A subclass that changes its own arrays in place keeps these changes.
+        """
+        before = {
+            name: copy.copy(value) if isinstance(value, (dict, list)) else value
+            for name, value in vars(self.strategy).items()
+        }
+        try:
+            yield
+        except refusal:
+            vars(self.strategy).clear()
+            vars(self.strategy).update(before)
+            raise
 
     def aggregate_train(
         self,
@@ -224,7 +242,7 @@ class InnerStrategy:
         """The attributes that have changed since the strategy was wrapped, such as moments and momentum.
 
         Settings do not change, so a program that resumes may use other ones. Attributes are kept if they are
-        numbers, strings, arrays, or lists and dictionaries of these.
+        numbers, strings, arrays, or lists and dictionaries of these. Arrays are not copied.
         """
         arrays: list[AnyArray] = []
         changed = {
@@ -365,7 +383,7 @@ def _encode(value: Any, arrays: list[AnyArray]) -> Any:
     if isinstance(value, np.generic) and value.dtype.kind in NUMBERS:
         return {"value": value.item()}
     if isinstance(value, np.ndarray) and value.dtype.kind in NUMBERS:
-        arrays.append(np.array(value))
+        arrays.append(value)
         return {"array": len(arrays) - 1}
     if isinstance(value, ArrayRecord):
         return {"record": _encode(arrays_of(value), arrays)}

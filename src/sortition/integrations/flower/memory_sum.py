@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -41,6 +42,8 @@ RECORD = "sortition-memory"
 """The record in a message that names a digest, that in a reply with y, and that in the client's state."""
 DIGEST = "digest"
 """In the message: the digest of the y that the server counts on; empty if there is none."""
+AVERAGED = "averaged"
+"""In the message: the arrays that are averaged, beside those that the client can tell by itself."""
 DIGEST_BYTES = 16
 CLIENT_MEMORY = "client_memory."
 """Prefix of the memory's entries in the state."""
@@ -68,7 +71,7 @@ def remember_updates(message: Message, context: Context, call_next: ClientAppCal
     returned = [] if reply.has_error() else list(reply.content.array_records.values())
     if len(sent) != 1 or [_shapes(record) for record in sent] != [_shapes(record) for record in returned]:
         return reply  # the server will say what is wrong with it
-    update = _update(sent[0], returned[0])
+    update = _update(sent[0], returned[0], _strings(question.get(AVERAGED)))
     wanted = str(question.get(DIGEST, ""))
     kept = dict(context.state.array_records.get(RECORD, {}))
     known = {wanted: kept[wanted]} if wanted in kept else {}
@@ -83,12 +86,16 @@ def _shapes(record: ArrayRecord) -> dict[str, tuple[int, ...]]:
     return {key: tuple(each.shape) for key, each in record.items()}
 
 
-def _update(sent: ArrayRecord, returned: ArrayRecord) -> FloatArray:
+def _strings(value: Any) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
+
+
+def _update(sent: ArrayRecord, returned: ArrayRecord, averaged: list[str]) -> FloatArray:
     """The update of the arrays that are remembered, as one vector."""
     start = {key: sent[key].numpy() for key in sent}
     parts = [
         np.subtract(returned[key].numpy(), start[key].astype(np.float64), dtype=np.float64).reshape(-1)
-        for key in remembered_keys(start)
+        for key in remembered_keys(start, averaged)
     ]
     return np.concatenate(parts) if parts else np.zeros(0)
 
@@ -142,6 +149,7 @@ class MemorySum:
         self._counted: dict[int, _Counted] = {}
         self._rounding = 0.0  # how far it can have changed the sum since that began
         self._coefficient = Coefficient()
+        self._averaged: list[str] = []
 
     @property
     def coefficient(self) -> float:
@@ -153,21 +161,26 @@ class MemorySum:
         """What the sum takes."""
         return int(self._sum.nbytes)
 
-    def make_room(self, model: Mapping[str, NDArray[Any]], num_clients: int) -> None:
+    def make_room(
+        self, model: Mapping[str, NDArray[Any]], num_clients: int, averaged: Collection[str] = ()
+    ) -> None:
         """Make the sum, or raise if it is that of another model. The number of clients is of no account."""
-        num_parameters = check_num_parameters(model, len(self._sum))
+        num_parameters = check_num_parameters(model, len(self._sum), averaged)
+        self._averaged = sorted(averaged)
         if not len(self._sum):
             self._sum = np.zeros(num_parameters)
 
     def question(self, client: int) -> ConfigRecord:
         """The record that goes to ``client`` with its message."""
         counted = self._counted.get(client)
-        return ConfigRecord({DIGEST: "" if counted is None else counted.digest})
+        averaged = {AVERAGED: self._averaged} if self._averaged else {}
+        return ConfigRecord({DIGEST: "" if counted is None else counted.digest, **averaged})
 
     def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None]) -> Combined:
-        """The aggregate and the norms of the residuals; then the sum takes in what the clients keep now.
+        """The aggregate, the norms of the residuals, and the memory with what the clients keep now.
 
-        ``updates`` are aligned with the cohort; None means no reply.
+        ``updates`` are aligned with the cohort; None means no reply. A client whose update was clipped
+        is not remembered, since what it keeps was not.
         """
         replied = np.array([update is not None for update in updates], dtype=bool)
         heard, places = cohort.replied(replied), np.flatnonzero(replied).tolist()
@@ -199,9 +212,11 @@ class MemorySum:
             numerator += factor * _product(new, old)
             denominator += factor * _product(old, old)
             total -= old
-            if keeps:
+            if keeps and not update.is_clipped:
                 moved_to[client] = update.size, moved(y, update.vector)
-        self._coefficient.learn(numerator, denominator)
+        after = MemorySum()
+        after._averaged, after._coefficient = self._averaged, replace(self._coefficient)
+        after._coefficient.learn(numerator, denominator)
 
         asked = set(clients)
         others = {client: each for client, each in self._counted.items() if client not in asked}
@@ -210,18 +225,18 @@ class MemorySum:
             for client, (size, y) in moved_to.items()
         }
         scale = _scale({**others, **counted})
-        self._rounding += rounding(len(clients), _scale(self._counted) + scale)
+        after._rounding = self._rounding + rounding(len(clients), _scale(self._counted) + scale)
         reason = f"{lost} clients no longer have what they remembered" if lost else ""
-        if not lost and self._rounding > SUM_TOLERANCE * scale:
+        if not lost and after._rounding > SUM_TOLERANCE * scale:
             reason = "rounding can have changed the sum"
         if reason:
             log.warning("\t> The memory begins anew: %s", reason)
             total, others = np.zeros_like(total), {}
-            self._rounding = rounding(len(counted), _scale(counted))
+            after._rounding = rounding(len(counted), _scale(counted))
         for size, y in moved_to.values():
             total += size * y.astype(np.float64)
-        self._sum, self._counted = total, {**others, **counted}
-        return Combined(aggregate, norms, b, offline_examples, lost)
+        after._sum, after._counted = total, {**others, **counted}
+        return Combined(aggregate, norms, b, offline_examples, lost, after)
 
     def _kept(self, client: int, update: ClientUpdate | None) -> tuple[NDArray[np.float32] | None, bool]:
         """The y that is in the sum for this client, if it sent it; and whether it keeps a new one.

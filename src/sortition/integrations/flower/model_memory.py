@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,28 +26,38 @@ BYTES_PER_NUMBER = 4
 """The memory keeps float32."""
 
 
-def remembered_keys(model: Mapping[str, NDArray[Any]]) -> list[str]:
-    """The names of the arrays that are remembered: floats, without the buffers of batch normalisation.
+def averaged_keys(model: Mapping[str, NDArray[Any]], given: Collection[str] = ()) -> set[str]:
+    """The names of the arrays that are averaged, and are no updates.
 
-    They are sorted, so that client and server join the arrays in the same order.
+    These are integers, booleans, the buffers of batch normalisation, and those that are ``given``.
 
-    >>> remembered_keys({"fc.weight": np.zeros(2), "bn.running_var": np.ones(2), "steps": np.array(3)})
-    ['fc.weight']
+    >>> sorted(averaged_keys({"fc.weight": np.zeros(2), "bn.running_var": np.ones(2), "steps": np.array(3)}))
+    ['bn.running_var', 'steps']
     """
-    return sorted(
+    return {
         key
         for key, array in model.items()
-        if array.dtype.kind == "f" and key.rpartition(".")[2] not in BATCH_NORM
-    )
+        if array.dtype.kind != "f" or key in given or key.rpartition(".")[2] in BATCH_NORM
+    }
 
 
-def check_num_parameters(model: Mapping[str, NDArray[Any]], remembered: int) -> int:
+def remembered_keys(model: Mapping[str, NDArray[Any]], given: Collection[str] = ()) -> list[str]:
+    """The names of the arrays that are remembered: those that are not averaged.
+
+    They are sorted, so that client and server join the arrays in the same order.
+    """
+    return sorted(set(model) - averaged_keys(model, given))
+
+
+def check_num_parameters(
+    model: Mapping[str, NDArray[Any]], remembered: int, averaged: Collection[str]
+) -> int:
     """The number of parameters that are remembered of ``model``; an error if it is 0, or has changed."""
-    num_parameters = sum(model[key].size for key in remembered_keys(model))
+    num_parameters = sum(model[key].size for key in remembered_keys(model, averaged))
     if not num_parameters:
         raise ConfigurationError(
-            "a memory needs initial_arrays with floating-point arrays, beside buffers of batch "
-            f"normalisation, got {sorted(model)}"
+            "a memory needs initial_arrays with floating-point arrays, beside those that are averaged, "
+            f"got {sorted(model)}"
         )
     if remembered not in (0, num_parameters):
         raise ConfigurationError(
@@ -61,15 +71,17 @@ class ClientUpdate(NamedTuple):
     """What a client's reply says to a memory."""
 
     vector: FloatArray
-    """The update of the remembered arrays."""
+    """The update of the remembered arrays, as it is to count."""
     size: float
     """The number of examples."""
     memory: ArrayRecord | None
     """What the client remembers, if it holds the memory."""
+    is_clipped: bool = False
+    """Whether the update was made shorter here, so that it is not the one that the client knows."""
 
 
 class Combined(NamedTuple):
-    """What a memory makes of the replies of a round."""
+    """What a memory makes of the replies of a round. The memory itself has not changed."""
 
     aggregate: FloatArray
     """The sum of the updates, each multiplied by the number of examples."""
@@ -77,10 +89,12 @@ class Combined(NamedTuple):
     """The norms of the residuals, multiplied in the same way and aligned with the cohort; nan: no reply."""
     coefficient: float
     """b, how much of the memory is in the aggregate."""
-    offline_examples: float = 0.0
+    offline_examples: float
     """The examples that clients offline have in the aggregate."""
-    lost: int = 0
+    lost: int
     """How many clients have lost the memory that they held."""
+    memory: Any
+    """The memory after this round."""
 
 
 class ModelMemory:
@@ -110,12 +124,14 @@ class ModelMemory:
         clients = 0 if self._memory is None else self._memory.clients_remembered
         return clients * self._num_parameters * BYTES_PER_NUMBER
 
-    def make_room(self, model: Mapping[str, NDArray[Any]], num_clients: int) -> None:
+    def make_room(
+        self, model: Mapping[str, NDArray[Any]], num_clients: int, averaged: Collection[str] = ()
+    ) -> None:
         """Raise unless there is room for the updates of ``num_clients`` clients to this model.
 
         Clients that join later are remembered as long as there is room.
         """
-        num_parameters = check_num_parameters(model, self._num_parameters)
+        num_parameters = check_num_parameters(model, self._num_parameters, averaged)
         needed = num_clients * num_parameters * BYTES_PER_NUMBER
         if self._memory is None and needed > self._max_bytes:
             raise ConfigurationError(
@@ -127,16 +143,17 @@ class ModelMemory:
             self._allocate(num_parameters)
 
     def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None]) -> Combined:
-        """The aggregate of the available clients, and the norms of the residuals; then remember the updates.
+        """The aggregate of the available clients, the norms of the residuals, and the memory after it.
 
         ``updates`` are aligned with the cohort; None means no reply.
         """
         if self._memory is None:
             raise ConfigurationError("make_room must be called before combine")
-        b = self._memory.coefficient
+        after = ModelMemory(self._max_bytes)
+        after._num_parameters, after._memory = self._num_parameters, self._memory.copied()
         vectors = [None if update is None else update.size * update.vector for update in updates]
-        aggregate, norms = self._memory.combine(cohort, vectors, np.ones(len(cohort)))
-        return Combined(aggregate, norms, b)
+        aggregate, norms = after._memory.combine(cohort, vectors, np.ones(len(cohort)))
+        return Combined(aggregate, norms, self._memory.coefficient, 0.0, 0, after)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to know."""

@@ -38,9 +38,11 @@ from flwr.serverapp import Grid
 
 from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
-from sortition.integrations.flower.aggregation import ClientReplies, UpdateSum, arrays_of
+from sortition.integrations.flower.aggregation import ClientReplies, RoundModel
+from sortition.integrations.flower.arrays import arrays_of
 from sortition.integrations.flower.memory_sum import ClientAppCallable
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
+from sortition.integrations.flower.replies import Complaints
 
 log = logging.getLogger("flwr.sortition")
 
@@ -147,7 +149,7 @@ class SecureRound:
     drawn: DrawnCohort
     places: dict[int, int]
     """The place in the cohort of each node that was asked."""
-    updates: UpdateSum
+    model: RoundModel
     received: SecureSum | None = None
 
     def exchanged(
@@ -189,16 +191,19 @@ class SecureRound:
             contents[node] = RecordDict({**message.content, RECORD: question})
         return replace(self, received=exchange(workflow, grid, contents, server_round, timeout))
 
-    def read(self, replies: Iterable[Message], size_key: str, pool: ClientPool) -> ClientReplies:
+    def read(
+        self, replies: Iterable[Message], size_key: str, pool: ClientPool, complaints: Complaints
+    ) -> ClientReplies:
         """The sum, and what each client said; ``replies`` is empty, since they have been added up."""
         cohort, names = self.drawn.cohort, self.drawn.names
-        norms, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
+        lengths, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
         contents: dict[int, RecordDict] = {}
+        sums: dict[str, FloatArray] = {}
         if self.received is not None:
             for node, reply in self.received.replies.items():
                 place = self.places[node]
+                lengths[place] = reply.norm
                 sizes[place] = pool.counted_size(int(cohort.clients[place]), reply.num_examples)
-                norms[place] = reply.norm * sizes[place]
                 contents[place] = RecordDict({"metrics": reply.metrics})
                 if reply.shrink < 1.0:
                     log.warning(
@@ -207,12 +212,11 @@ class SecureRound:
                         names[place],
                         reply.shrink,
                     )
-        counted = pool.count(self.drawn, sizes)
-        if self.received is not None:
-            raised = counted.factor * len(cohort) / len(contents)  # for those who did not reply
-            factor = self.drawn.total_size * raised
-            self.updates.set_total(factor * total for total in self.received.total)
-        return ClientReplies(norms, sizes, contents, counted)
+            factor = self.drawn.total_size * len(cohort) / len(contents)  # for those who did not reply
+            sums = {
+                key: factor * total for key, total in zip(self.model.arrays, self.received.total, strict=True)
+            }
+        return ClientReplies(lengths, sizes, contents=contents, sums=sums)
 
 
 def exchange(

@@ -7,7 +7,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,9 +21,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from sortition.core.errors import CohortError, ConfigurationError, StateError
 from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
+from sortition.core.types import FloatArray
 from sortition.core.validation import named_keywords, number_between, whole_number
-from sortition.integrations.flower.aggregation import OpenRound, UpdateSum, arrays_of, record_of
+from sortition.integrations.flower.aggregation import ClientReplies, OpenRound, RoundModel
+from sortition.integrations.flower.arrays import arrays_of, record_of
 from sortition.integrations.flower.client_metrics import ERROR, standard_errors
+from sortition.integrations.flower.clipping import clip_for
 from sortition.integrations.flower.evaluation import STREAM, OpenEvaluation, draw_evaluators
 from sortition.integrations.flower.history import EVALUATE, SERVER, TRAIN, History, OnRound
 from sortition.integrations.flower.identities import (
@@ -44,8 +48,9 @@ from sortition.integrations.flower.metrics import (
     memory_metrics,
     sampling_metrics,
 )
-from sortition.integrations.flower.model_memory import ModelMemory
-from sortition.integrations.flower.pool import ClientPool, string_list
+from sortition.integrations.flower.model_memory import ClientUpdate, Combined, ModelMemory
+from sortition.integrations.flower.pool import ClientPool, WeighedReplies, string_list
+from sortition.integrations.flower.replies import Complaints, UnusableError
 from sortition.integrations.flower.secure_sum import SecureRound, workflow_for
 
 log = logging.getLogger("flwr.sortition")
@@ -58,6 +63,29 @@ EVALUATED, REPORTED = "flower_evaluated", "flower_reported"
 """Notes in the ledger: the metrics of a round after its evaluation, and that ``on_round`` has returned."""
 LONGEST_QUERY = 60.0
 """Seconds to wait for the answer of a client that is asked who it is and how much data it has."""
+
+
+@dataclass
+class _Outcome:
+    """What comes of a round."""
+
+    weighed: WeighedReplies
+    lengths: FloatArray
+    """Of the updates, aligned with the cohort; nan means no reply."""
+    factors: FloatArray
+    """What updates were multiplied by since they were too long, aligned with the cohort."""
+    refused: int
+    combined: Combined | None = None
+    arrays: ArrayRecord | None = None
+    """The new model; None if there is none."""
+    client_metrics: MetricRecord | None = None
+
+    @property
+    def feedback(self) -> FloatArray:
+        """(share times norm) squared, of what was added up."""
+        if self.combined is not None:  # these are norms of residuals, made of shorter updates
+            return self.weighed.feedback
+        return self.weighed.feedback * self.factors[~np.isnan(self.lengths)] ** 2
 
 
 class AdaptiveSampling(Strategy):
@@ -109,6 +137,13 @@ class AdaptiveSampling(Strategy):
         Remember the clients' updates, so that only their changes are estimated from the cohort
         (``sortition.Memory``). Less noise, for 4 bytes a parameter and client: on the server with True, on
         the clients with ``"clients"``, whose ClientApp then needs the mod ``remember_updates``.
+    averaged_arrays
+        Names of arrays that are averaged over the replies, as statistics of data are, and never extrapolated.
+        Integers, booleans and arrays whose name ends in ``running_mean``, ``running_var`` or
+        ``num_batches_tracked`` always are. They do not count towards the norm of an update.
+    clip_updates
+        Make updates shorter that are much longer than those of the other clients: longer than the
+        ``norm_bound`` of a guard that has seen the lengths of all updates (docs/hostile-clients.md).
     memory_bytes
         The most that a memory on the server may take. If the clients online at the start need more, it is an
         error.
@@ -135,6 +170,8 @@ class AdaptiveSampling(Strategy):
         resume_timeout: float = 120.0,
         memory: bool | Literal["clients"] = False,
         memory_bytes: int = 4 * 2**30,
+        averaged_arrays: Collection[str] = (),
+        clip_updates: bool = True,
         secure_aggregation: bool | SecAggPlusWorkflow = False,
     ) -> None:
         self._inner = InnerStrategy(inner)
@@ -157,6 +194,11 @@ class AdaptiveSampling(Strategy):
             raise ConfigurationError(
                 "memory can't be used with secure_aggregation: it needs each client's update"
             )
+        if isinstance(averaged_arrays, str) or not all(isinstance(key, str) for key in averaged_arrays):
+            raise ConfigurationError(f"averaged_arrays must be names of arrays, got {averaged_arrays!r}")
+        self._averaged_arrays = frozenset(averaged_arrays)
+        self._clip = clip_for(clip_updates, sampler)
+        self._complaints = Complaints()
         self._ratio = VarianceRatio()
         self._round: OpenRound | SecureRound | None = None
         self._arrays: ArrayRecord | None = None  # the current model
@@ -197,9 +239,10 @@ class AdaptiveSampling(Strategy):
                 "Call start() of AdaptiveSampling itself. If the other strategy is for differential privacy: "
                 + NOT_PRIVATE
             )
+        model = RoundModel(arrays, self._averaged_arrays)
         online = self._wait_for_clients(grid)
         if self._memory is not None:
-            self._memory.make_room(arrays_of(arrays), len(online))
+            self._memory.make_room(model.arrays, len(online), self._averaged_arrays)
         drawn = self._pool.draw(online, self._identities.reported_sizes)
         if drawn.is_asked_again:
             online = self._wait_for_cohort(grid, drawn.names, online)
@@ -209,11 +252,10 @@ class AdaptiveSampling(Strategy):
             for message in messages:
                 client = int(drawn.cohort.clients[places[message.metadata.dst_node_id]])
                 message.content = RecordDict({**message.content, RECORD: self._memory.question(client)})
-        updates = UpdateSum(arrays, memory=self._memory is not None)
         self._arrays = arrays
         if self._secure is not None:
             # SecAgg+ sends four messages to each client: nothing is left for Flower to send.
-            self._round = SecureRound(drawn, places, updates).exchanged(
+            self._round = SecureRound(drawn, places, model).exchanged(
                 self._secure,
                 grid,
                 messages,
@@ -222,7 +264,7 @@ class AdaptiveSampling(Strategy):
                 timeout=self._timeout,
             )
             return []
-        self._round = OpenRound(drawn, messages, places, updates, self._memory)
+        self._round = OpenRound(drawn, messages, places, model)
         return messages
 
     def aggregate_train(
@@ -234,43 +276,113 @@ class AdaptiveSampling(Strategy):
         current, self._round = self._round, None
         drawn = current.drawn
 
-        # What the clients returned, and how much each reply counts.
-        returned = current.read(replies, self._inner.strategy.weighted_by_key, self._pool)
-        combined = returned.combined
-        offline_examples = 0.0 if combined is None else combined.offline_examples
-        weighed = self._pool.weigh(
-            drawn, returned.counted, returned.weighted_norms, returned.sizes, offline_examples
+        # What the clients returned, and the new model. If it can't be used, it is as if nobody had replied.
+        replies_of_round = current.read(
+            replies, self._inner.strategy.weighted_by_key, self._pool, self._complaints
         )
+        try:
+            with self._inner.undone_if_refused(UnusableError):
+                outcome = self._step(current, replies_of_round, server_round)
+        except UnusableError as error:
+            log.warning(
+                "\t> Round %d counts as one without a reply. The new model can't be used: %s (%s)",
+                *(server_round, error.reason, error.found),
+            )
+            silent = np.full(len(drawn.cohort), np.nan)
+            refused = replies_of_round.refused + len(replies_of_round.contents)
+            weighed = self._pool.weigh(drawn, self._pool.count(drawn, silent), silent, silent, 0.0)
+            outcome = _Outcome(weighed, silent, np.ones(len(silent)), refused)
+        weighed = outcome.weighed
         num_replies = len(weighed.replied)
         log.info(
             "aggregate_train: drew %d of %d clients online; %d replied, %d failed",
             *(len(drawn.cohort), len(drawn.available), num_replies, len(drawn.cohort) - num_replies),
         )
-        self._ratio.update(weighed.replied, weighed.probabilities, weighed.feedback, len(drawn.available))
-        metrics = sampling_metrics(drawn, weighed, self._ratio.value, len(self._pool.identities))
-
-        if self._memory is not None:
-            metrics.update(memory_metrics(combined, self._memory.num_bytes))
-
-        # The step of the inner strategy. If nobody was drawn, what is remembered still counts.
-        stepped = None
-        if num_replies or (combined is not None and combined.coefficient > 0.0):
-            moved = current.updates.moved_model(weighed.step_scale)
-            stepped, client_metrics = self._inner.aggregate_train(
-                server_round, moved, returned.contents, returned.sizes, drawn.cohort.weights
-            )
-            metrics = MetricRecord({**(client_metrics or {}), **metrics})
-            if stepped is not None:
-                self._arrays = stepped = current.updates.with_model_types(stepped, moved)
-        else:
+        if outcome.arrays is None and not num_replies:
             log.warning("No client replied in round %d: model and sampler stay as they are", server_round)
+
+        # Nothing has changed until here.
+        for place in np.flatnonzero(outcome.factors < 1.0).tolist():
+            self._complaints.say(
+                drawn.names[place],
+                "was made shorter, since it is much longer than what others return",
+                f" (to {outcome.factors[place]:.2g} of its length)",
+            )
+        self._ratio.update(weighed.replied, weighed.probabilities, outcome.feedback, len(drawn.available))
+        metrics = sampling_metrics(drawn, weighed, self._ratio.value, len(self._pool.identities))
+        metrics["sampling-refused"] = outcome.refused
+        metrics["sampling-clipped"] = int(np.sum(outcome.factors < 1.0))
+        if outcome.arrays is not None:
+            self._arrays = outcome.arrays
+        if outcome.combined is not None:
+            self._memory = outcome.combined.memory
+        if self._clip is not None:
+            self._clip.observe(drawn.cohort, outcome.lengths)
+        if self._memory is not None:
+            metrics.update(memory_metrics(outcome.combined, self._memory.num_bytes))
+        metrics = MetricRecord({**(outcome.client_metrics or {}), **metrics})
 
         # What the sampler learns; with a ledger, the new state is on disk before.
         self._rounds_done = server_round
         self._history.add(server_round, TRAIN, metrics)
         self._pool.observe(drawn, weighed, state=lambda: self._state(with_sampler=False))
         self._warn_of_dominant_client()
-        return stepped, metrics
+        return outcome.arrays, metrics
+
+    def _step(self, current: OpenRound | SecureRound, replies: ClientReplies, server_round: int) -> _Outcome:
+        """What the replies make of the model; an UnusableError if that is unfit. Only ``inner`` changes."""
+        drawn, cohort = current.drawn, current.drawn.cohort
+        heard, factors = ~np.isnan(replies.lengths), np.ones(len(cohort))
+        if self._clip is not None and not replies.sums:  # what was added up elsewhere can't be made shorter
+            factors = self._clip.factors(cohort, replies.lengths)
+        counted = self._pool.count(drawn, replies.sizes)
+        norms, offline_examples = replies.sizes * replies.lengths, 0.0
+        combined: Combined | None = None
+        if self._memory is not None and heard.any() >= min(len(cohort), 1):  # with replies, or nobody drawn
+            counting = replace(cohort, weights=counted.factor * cohort.weights)
+            combined = self._memory.combine(counting, self._clipped_updates(current, replies, factors))
+            norms, offline_examples = combined.norms, combined.offline_examples
+        weighed = self._pool.weigh(drawn, counted, norms, replies.sizes, offline_examples)
+        outcome = _Outcome(weighed, replies.lengths, factors, replies.refused, combined)
+        if not heard.any() and (combined is None or combined.coefficient == 0.0):
+            return outcome
+
+        # The step of the inner strategy. If nobody was drawn, what is remembered still counts.
+        scale = counted.factor * weighed.step_scale
+        steps = {key: scale * total for key, total in replies.sums.items()}
+        if combined is not None:
+            steps = current.model.split(weighed.step_scale * combined.aggregate)
+        coefficients = counted.factor * weighed.shares * weighed.replied.weights
+        try:
+            moved = current.model.moved(
+                [reply.arrays for reply in replies.checked.values()], coefficients, factors[heard], steps
+            )
+            replies.checked.clear()  # the arrays need not stay in memory
+            current.model.accepted(moved, moved)
+            with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
+                stepped, outcome.client_metrics = self._inner.aggregate_train(
+                    server_round, moved, replies.contents, replies.sizes, cohort.weights
+                )
+            if stepped is not None:
+                outcome.arrays = current.model.accepted(stepped, moved)
+        except UnusableError as error:
+            parts = np.sqrt(outcome.feedback) * weighed.replied.weights
+            order = [i for i in np.argsort(-parts) if parts[i] >= 0.5 * parts.max()][:3]
+            names = ", ".join(drawn.names[place] for place in np.flatnonzero(heard)[order])
+            raise UnusableError(
+                error.reason, f"{error.found} the largest part of the step is that of {names}".strip()
+            ) from None
+        return outcome
+
+    def _clipped_updates(
+        self, current: OpenRound | SecureRound, replies: ClientReplies, factors: FloatArray
+    ) -> list[ClientUpdate | None]:
+        """The updates that a memory gets, aligned with the cohort."""
+        updates: list[ClientUpdate | None] = [None] * len(factors)
+        for place, reply in replies.checked.items():
+            update = factors[place] * current.model.update(reply.arrays)
+            updates[place] = ClientUpdate(update, reply.size, reply.memory, bool(factors[place] < 1.0))
+        return updates
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -473,7 +585,8 @@ class AdaptiveSampling(Strategy):
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs, as plain arrays, numbers and strings. Call it between rounds."""
-        return self._state(with_sampler=True)
+        state = self._state(with_sampler=True)
+        return {name: value.copy() if _is_changeable(value) else value for name, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state: ``start`` then goes on after the last complete round."""
@@ -490,6 +603,7 @@ class AdaptiveSampling(Strategy):
             **{f"{MODEL}{place}": array for place, array in enumerate(model.values())},
             **self._inner.state(),
             **self._ratio.state(),
+            **({} if self._clip is None else self._clip.state()),
             **({} if self._memory is None else self._memory.state()),
             **self._history.state(since=0 if with_sampler else self._rounds_done),
             **self._pool.state(with_sampler=with_sampler),
@@ -508,12 +622,15 @@ class AdaptiveSampling(Strategy):
             raise StateError(f"state must hold all arrays in 'model_keys', but {error} is missing") from None
         attributes, ratio = self._inner.attributes_in(state), VarianceRatio()
         ratio.restore(state)
+        clip = None
+        if self._clip is not None:
+            clip = self._clip.restored(state, len(string_list(state, "identities")))
         memory = None if self._memory is None else self._memory.restored(state)
         history = History.restored(state, *self._pool.notes(EVALUATED))
         if with_pool:
             self._pool.restore(state)
         self._inner.restore(attributes)
-        self._ratio, self._memory, self._history = ratio, memory, history
+        self._ratio, self._clip, self._memory, self._history = ratio, clip, memory, history
         self._arrays = record_of(model)
         self._rounds_done = self._resume_after = rounds
         reported = [int(scalar(note, "round")) for note in self._pool.notes(REPORTED)]
@@ -541,3 +658,7 @@ def _check_same_model(saved: ArrayRecord, given: ArrayRecord) -> None:
         ):
             if there != here:
                 raise wrong(f"{key!r} has {what} {there} there and {here} in initial_arrays")
+
+
+def _is_changeable(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.flags.writeable

@@ -1,0 +1,120 @@
+"""What a client returns is checked here: a reply that can't be used counts as no reply, and is named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+
+from sortition.integrations.flower.arrays import NUMBERS, AnyArray, view
+from sortition.integrations.flower.memory_sum import RECORD
+
+log = logging.getLogger("flwr.sortition")
+
+Record = TypeVar("Record", ArrayRecord, MetricRecord)
+
+
+class UnusableError(Exception):
+    """Why a reply can't be used: the reason, and what was found."""
+
+    def __init__(self, reason: str, found: object = "") -> None:
+        super().__init__(reason)
+        self.reason, self.found = reason, str(found)[:200]
+
+
+@dataclass(frozen=True)
+class CheckedReply:
+    """A reply whose arrays and size make sense."""
+
+    size: float
+    """The number of examples: the given one if there is one, otherwise the one that the client reports."""
+    arrays: dict[str, AnyArray]
+    """The arrays by name, with the names and shapes of the model."""
+    memory: ArrayRecord | None
+    """What the client remembers, if it holds a memory."""
+
+
+def check_reply(
+    content: RecordDict, model: Mapping[str, AnyArray], size_key: str, given_size: float
+) -> CheckedReply:
+    """The reply, or an UnusableError; ``given_size`` is nan if the client is to report its size.
+
+    The arrays and the memory are taken out of ``content``, so that they need not stay in memory.
+    """
+    memory = content.pop(RECORD, None)
+    size = _reported_size(content, size_key) if np.isnan(given_size) else given_size
+    arrays = _checked_arrays(_only(content, ArrayRecord), model)
+    for name in list(content.array_records):
+        content[name] = ArrayRecord()
+    return CheckedReply(size, arrays, memory if isinstance(memory, ArrayRecord) else None)
+
+
+def _only(content: RecordDict, kind: type[Record]) -> Record:
+    records = [record for record in content.values() if isinstance(record, kind)]
+    if len(records) != 1:
+        raise UnusableError(f"it must hold exactly one {kind.__name__}", f"got {len(records)}")
+    return records[0]
+
+
+def _reported_size(content: RecordDict, key: str) -> float:
+    """The number of examples."""
+    value = _only(content, MetricRecord).get(key)
+    try:
+        size = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else np.nan
+    except OverflowError:
+        size = np.nan
+    if not (np.isfinite(size) and size >= 0.0):
+        raise UnusableError(
+            f"it must report the number of examples as {key!r}, a number that is finite and not negative; or "
+            "give the number on the server with num_examples=",
+            f"got {value!r}",
+        )
+    return size
+
+
+def _checked_arrays(record: ArrayRecord, model: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """The arrays, which have the names and the shapes of the model's and can be averaged."""
+    if set(record) != set(model):
+        missing, unknown = sorted(set(model) - set(record)), sorted(set(record) - set(model))
+        raise UnusableError(
+            "its arrays must have the names of the model's",
+            f"missing are {missing[:5]}, not in the model are {unknown[:5]}",
+        )
+    arrays = {}
+    for key, wanted in model.items():
+        try:
+            array = view(record[key])
+        except Exception as error:  # whatever the bytes make of numpy, it is the client's fault
+            raise UnusableError(f"its array {key!r} can't be read", error) from None
+        if array.shape != wanted.shape:
+            raise UnusableError(
+                f"its array {key!r} must have the shape {wanted.shape} of the model's", f"got {array.shape}"
+            )
+        if array.dtype.kind not in NUMBERS:
+            raise UnusableError(
+                f"its array {key!r} must hold floats, integers or booleans", f"got {array.dtype}"
+            )
+        arrays[key] = array
+    return arrays
+
+
+class Complaints:
+    """Says what is wrong with a client's replies, once for each client and reason."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[str, str]] = set()
+
+    def refused(self, client: str, error: UnusableError) -> None:
+        """A reply was refused."""
+        found = f" ({error.found})" if error.found else ""
+        self.say(client, f"counts as no reply: {error.reason}", found)
+
+    def say(self, client: str, reason: str, found: str = "") -> None:
+        """Something is wrong with what ``client`` returned."""
+        if (client, reason) not in self._said:
+            self._said.add((client, reason))
+            log.warning("\t> What %s returned %s%s", client, reason, found)
