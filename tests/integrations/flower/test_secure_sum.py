@@ -7,7 +7,7 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.client.mod import make_ffn, secaggplus_mod
 from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
@@ -187,6 +187,34 @@ def test_a_product_that_does_not_fit_is_made_shorter_and_named(caplog):
     others = sum(n * 0.5 * (t - np.array(START)) for t, n in zip(TARGETS[:4], SIZES[:4], strict=True)) / 20
     assert np.abs(weights(stepped) - START - others - [8.0, 4.0, 0.0]).max() <= 5 * STEP
     assert "client-4 was multiplied by 0.2 " in caplog.text
+
+
+def test_buffers_and_counters_are_averaged_and_do_not_count_towards_the_norm():
+    """As without secure aggregation. A counter has no dimensions, which Flower's workflow can't add up."""
+    start = ArrayRecord(
+        {
+            "w": Array(np.array(START)),
+            "norm.running_var": Array(np.ones(2)),
+            "norm.num_batches_tracked": Array(np.array(3)),
+        }
+    )
+
+    def train(arrays, server_round):
+        return {
+            "w": arrays["w"] + 1.0,
+            "norm.running_var": arrays["norm.running_var"] + 2.0,
+            "norm.num_batches_tracked": arrays["norm.num_batches_tracked"] + 4,
+        }
+
+    for _, cohort in cohorts("fixed_size", P, 2):
+        several = clients(train=train)
+        plain, secure = strategy_for(cohort), strategy_for(cohort, secure_aggregation=True)
+        expected, metrics = one_round(plain, federation(several), start)
+        stepped, secure_metrics = one_round(secure, SecureGrid(federation(several).nodes), start)
+        for key, array in expected.items():
+            assert np.abs(stepped[key].numpy() - array.numpy()).max() <= 4 * STEP, key
+        assert secure.sampler.heard == pytest.approx(plain.sampler.heard, rel=1e-12, nan_ok=True)
+        assert secure_metrics["sampling-variance-ratio"] == pytest.approx(metrics["sampling-variance-ratio"])
 
 
 def test_a_pairwise_mask_has_fewer_than_29_bits():

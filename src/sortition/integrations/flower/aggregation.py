@@ -87,16 +87,16 @@ class RoundModel:
                 f"got {unknown[0]!r}"
             )
         self._averaged = averaged_keys(self.arrays, averaged_arrays)
-        self._summed = sorted(set(self.arrays) - self._averaged)  # sorted as a memory has them
+        self.summed = sorted(set(self.arrays) - self._averaged)  # sorted as a memory has them
 
     def length(self, arrays: Mapping[str, AnyArray]) -> float:
         """The norm of the update to these arrays; an UnusableError if it is not finite."""
         for key in sorted(self._averaged):
             if not _is_finite(arrays[key]):
                 raise UnusableError(f"its array {key!r} must be finite")
-        squared = sum(_squared_distance(_flat(arrays[key]), _flat(self.arrays[key])) for key in self._summed)
+        squared = sum(_squared_distance(_flat(arrays[key]), _flat(self.arrays[key])) for key in self.summed)
         if not np.isfinite(squared):
-            for key in self._summed:
+            for key in self.summed:
                 if not _is_finite(arrays[key]):
                     raise UnusableError(f"its array {key!r} must be finite")
             raise UnusableError("its update is too long to be measured")
@@ -105,7 +105,7 @@ class RoundModel:
     def update(self, arrays: Mapping[str, AnyArray]) -> FloatArray:
         """The update of the summed arrays, as one vector."""
         parts = [
-            np.subtract(arrays[key], self.arrays[key], dtype=np.float64).reshape(-1) for key in self._summed
+            np.subtract(arrays[key], self.arrays[key], dtype=np.float64).reshape(-1) for key in self.summed
         ]
         return np.concatenate(parts) if parts else np.zeros(0)
 
@@ -139,8 +139,8 @@ class RoundModel:
 
     def split(self, vector: FloatArray) -> dict[str, FloatArray]:
         """The parts of a vector of all summed arrays, as ``update`` joins them."""
-        places = np.cumsum([self.arrays[key].size for key in self._summed])[:-1]
-        parts = zip(self._summed, np.split(vector, places), strict=True)
+        places = np.cumsum([self.arrays[key].size for key in self.summed])[:-1]
+        parts = zip(self.summed, np.split(vector, places), strict=True)
         return {key: part.reshape(self.arrays[key].shape) for key, part in parts}
 
     def accepted(self, stepped: ArrayRecord, moved: ArrayRecord) -> ArrayRecord:

@@ -60,8 +60,8 @@ def weigh_update(message: Message, context: Context, call_next: ClientAppCallabl
     It comes after Flower's mod, which masks what this one returns:
     ``ClientApp(mods=[secaggplus_mod, weigh_update])``. Other mods follow these two.
 
-    If an entry of the product is beyond the clipping range of SecAgg+, all arrays of floats are made shorter
-    by the same factor. Integers, such as batch counters, are clipped by Flower.
+    If an entry of the product is beyond the clipping range of SecAgg+, all arrays that count towards the norm
+    are made shorter by the same factor. Others, such as batch counters, are clipped by Flower.
     """
     question = message.content.pop(RECORD, None)
     if not isinstance(question, ConfigRecord):
@@ -82,18 +82,19 @@ def weigh_update(message: Message, context: Context, call_next: ClientAppCallabl
         size = _number(metrics, str(question["size-key"]))
 
     updates = {key: arrays[key].astype(np.float64) - array for key, array in start.items()}
-    floats = [updates[key] for key, array in start.items() if array.dtype.kind == "f"]
-    norm = float(np.sqrt(sum(np.sum(update**2) for update in floats)))
+    summed = [updates[key] for key in cast(list[str], question["summed"])]
+    norm = float(np.sqrt(sum(np.sum(update**2) for update in summed)))
     factor, limit = size * _number(question, "factor"), _number(question, "limit")
-    largest = factor * max((float(np.max(np.abs(update), initial=0.0)) for update in floats), default=0.0)
+    largest = factor * max((float(np.max(np.abs(update), initial=0.0)) for update in summed), default=0.0)
     if not (size >= 0.0 and np.isfinite(size * norm + largest)):
         raise ValueError(f"number of examples and update must be finite, got {size} and norm {norm}")
     shrink = min(1.0, limit / largest) if largest > 0.0 else 1.0
-    for update in floats:
+    for update in summed:
         update *= shrink
+    # Flower's workflow returns wrong numbers for arrays without dimensions: all are sent with one.
     product = FitRes(
         status=Status(Code.OK, ""),
-        parameters=ndarrays_to_parameters([factor * update for update in updates.values()]),
+        parameters=ndarrays_to_parameters([factor * update.reshape(-1) for update in updates.values()]),
         num_examples=cast(int, question["weight"]),  # the same for all clients
         metrics={},
     )
@@ -184,6 +185,7 @@ class SecureRound:
                     "factor": float(self.drawn.cohort.weights[place]) / total,
                     "num-examples": -1.0 if np.isnan(given) else given,
                     "size-key": size_key,
+                    "summed": self.model.summed,
                     "limit": float(workflow.clipping_range),
                     "weight": float(workflow.max_weight),
                 }
@@ -214,7 +216,8 @@ class SecureRound:
                     )
             factor = self.drawn.total_size * len(cohort) / len(contents)  # for those who did not reply
             sums = {
-                key: factor * total for key, total in zip(self.model.arrays, self.received.total, strict=True)
+                key: factor * total.reshape(array.shape)
+                for (key, array), total in zip(self.model.arrays.items(), self.received.total, strict=True)
             }
         return ClientReplies(lengths, sizes, contents=contents, sums=sums)
 
