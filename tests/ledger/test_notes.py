@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,24 @@ def test_names_that_make_no_sense_are_a_damaged_row(path: Path, names: object) -
         run._store.append("noted", 0, note_values(CLIENT_NAMES, values))
     with read_run(path) as record, pytest.raises(LedgerError, match="row 1 must hold 2 names of clients"):
         _ = record.client_names
+
+
+def test_a_note_that_has_changed_is_an_error_and_not_a_value(path: Path) -> None:
+    with open_run(path, make) as run:
+        play(run, 2)
+        run.note(0, "metrics", {"loss": 0.25})
+        run.note(1, "metrics", {"loss": 0.5})
+    connection = sqlite3.connect(path)
+    with connection:
+        changed = pack(note_values("metrics", {"loss": 0.125}))
+        connection.execute(
+            "UPDATE events SET payload = ? WHERE kind = 'noted' AND round_index = 1", [changed]
+        )
+    connection.close()
+    with read_run(path) as record, pytest.raises(LedgerError, match="row 6 .*has changed"):
+        record.notes("metrics")
+    with read_run(path, good=True) as record:
+        assert record.notes("metrics") == {0: {"loss": 0.25}}
 
 
 def test_a_note_is_as_small_as_what_is_in_it() -> None:

@@ -184,18 +184,23 @@ class Store:
 
     def numbers(self, kind: str) -> dict[int, int]:
         """Round to row number, for all rows of that kind; the last one of each round."""
-        return {round_index: number for number, round_index in self._of_kind(kind)}
-
-    def events_of(self, kind: str) -> Iterator[Event]:
-        """The rows of that kind, in order; each is checked."""
-        for number, _ in self._of_kind(kind):
-            yield self.event(number)
-
-    def _of_kind(self, kind: str) -> list[tuple[int, int]]:
-        query = f"SELECT number, round_index FROM {self._rows_in_order()} WHERE kind = ?"
+        query = f"SELECT round_index, number FROM {self._rows_in_order()} WHERE kind = ?"
         with self._sqlite_errors("read", _advice(self.path)):
             rows = self._connection.execute(query, (kind,)).fetchall()
-        return [row for row in rows if isinstance(row[1], int)]  # a changed row fails in events()
+        return {row[0]: row[1] for row in rows if isinstance(row[0], int)}  # a changed row fails in events()
+
+    def events_of(self, kind: str) -> Iterator[Event]:
+        """The rows of that kind, in order; each is checked against the checksum before it."""
+        query = (
+            f"SELECT row.*, previous.checksum FROM {self._rows_in_order()} AS found "
+            "JOIN events AS row ON row.number = found.number "
+            "JOIN events AS previous ON previous.number = found.number - 1 WHERE found.kind = ?"
+        )
+        with self._sqlite_errors("read", _advice(self.path)):
+            for *row, previous in self._connection.execute(query, (kind,)):
+                if not isinstance(previous, bytes) or not _is_as_written(row, previous):
+                    raise self.damage(f"row {row[0]} of {self.path} has changed since it was written")
+                yield Event(*row)
 
     def checksum_of(self, number: int) -> bytes:
         """The checksum that is stored in the row with that number."""

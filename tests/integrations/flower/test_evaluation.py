@@ -369,4 +369,19 @@ def test_inner_evaluation_that_fails_over_its_replies_does_not_end_the_run(caplo
     result = AdaptiveSampling(inner, cohort_size=3).start(grid, model(0.0), num_rounds=2)
     assert list(result.train_metrics_clientapp) == [1, 2]
     assert result.evaluate_metrics_clientapp == {}
-    assert "The evaluation of round 1 is left out" in caplog.text
+    assert "The evaluation of round 1 failed and is left out" in caplog.text
+
+
+def test_clients_that_rest_do_not_evaluate():
+    """One never replies. It begins to rest after its third silence in training."""
+    grid = federation([Client(float(place), 1.0) for place in range(5)])
+    silent = next(iter(grid.nodes))
+    grid.nodes[silent][1].fails = lambda server_round: "times out"
+    result = run(grid, rounds=4, cohort_size=4, evaluate_cohort_size=4, num_examples=None)
+    rests = result.train_metrics_clientapp[4]["sampling-resting-clients"]
+    trained = [number for kind, number, node in grid.asked if kind == "train" and node == silent]
+    evaluated = [number for kind, number, node in grid.asked if kind == "evaluate" and node == silent]
+    third = trained[2]
+    assert rests == 1
+    assert third not in evaluated
+    assert 4 not in evaluated

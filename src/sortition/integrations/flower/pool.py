@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,6 +218,13 @@ class ClientPool:
             resting=resting,
             is_asked_again=is_asked_again,
         )
+
+    def awake(self, names: Collection[str], least: int) -> list[str]:
+        """Those of these clients that do not rest, and some that do if there are too few."""
+        known = np.array([self._ids[name] for name in names if name in self._ids], dtype=np.int64)
+        new = [name for name in names if name not in self._ids]
+        identities = self.identities
+        return new + [identities[client] for client in self._silence.awake(known, least - len(new))]
 
     def sizes_of(self, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
         """The sizes of these clients that are known, and those that were given; nan for the others."""

@@ -15,7 +15,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import Grid
-from flwr.serverapp.exception import InconsistentMessageReplies
 from flwr.serverapp.strategy import Result, Strategy
 
 from sortition.core.errors import CohortError, ConfigurationError, StateError
@@ -391,7 +390,7 @@ class AdaptiveSampling(Strategy):
         if not self._evaluate_cohort_size:
             return self._inner.strategy.configure_evaluate(server_round, arrays, config, grid)
         online = self._wait_for_clients(grid)
-        names = sorted(online, key=natural_order)
+        names = sorted(self._pool.awake(online, self._evaluate_cohort_size), key=natural_order)
         known, given = self._pool.sizes_of(names)
         known = np.where(
             (known == 0.0) & np.isnan(given), np.nan, known
@@ -409,8 +408,8 @@ class AdaptiveSampling(Strategy):
         if not self._evaluate_cohort_size:
             try:
                 return self._inner.strategy.aggregate_evaluate(server_round, replies)
-            except InconsistentMessageReplies as error:
-                log.warning("The evaluation of round %d is left out: %s", server_round, error)
+            except Exception as error:  # what a client sends must not end the run
+                log.warning("The evaluation of round %d failed and is left out: %r", server_round, error)
                 return None
         if self._evaluation is None:
             raise CohortError("aggregate_evaluate was called without configure_evaluate before it")
