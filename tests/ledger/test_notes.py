@@ -142,7 +142,7 @@ def test_a_note_that_has_changed_is_an_error_and_not_a_value(path: Path) -> None
             "UPDATE events SET payload = ? WHERE kind = 'noted' AND round_index = 1", [changed]
         )
     connection.close()
-    with read_run(path) as record, pytest.raises(LedgerError, match="row 6 .*has changed"):
+    with read_run(path) as record, pytest.raises(LedgerError, match=r"row 6 .*has changed"):
         record.notes("metrics")
     with read_run(path, good=True) as record:
         assert record.notes("metrics") == {0: {"loss": 0.25}}
