@@ -1,0 +1,450 @@
+r"""What a diagnosis says: the noise of a step under each choice, the rounds that it costs, and the verdict.
+
+*The model.* A step along an aggregate with signal :math:`G = \|\sum_m \lambda_m g_m\|^2` and noise N, the
+variance of the aggregate, lowers an L-smooth loss by at least :math:`\mu G - \frac{L \mu^2}{2} (G + N)`. At
+the best step :math:`\mu = G / (L (G + N))` this is :math:`G^2 / (2 L (G + N))`. So the rounds that a stretch
+of training takes, at steps tuned for each choice, are proportional to :math:`G + N` (the "gradient noise
+scale" of McCandlish et al. 2018). N = S + B: S is caused by sampling, B by mini-batches, and stays with full
+participation.
+
+*The range.* If G is not known, it lies between 0 (noise decides everything) and what the norms allow,
+:math:`G + B \le (\sum_m \sqrt{a_m})^2`. The ratio of G + N to that of uniform sampling, at both ends, is the
+range of the rounds. At one small step for all choices noise decides nothing, and nothing is saved.
+
+*The verdict* is the simplest choice whose rounds, in the middle of its range, are at most ``NEAR`` times those
+of the best choice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from sortition.core.types import FloatArray, IntArray
+from sortition.core.variance import optimal_probabilities
+
+UNIFORM, PROPORTIONAL, ADAPTIVE, MEMORY = "uniform", "proportional", "adaptive", "adaptive with memory"
+CHOICES = (UNIFORM, PROPORTIONAL, ADAPTIVE, MEMORY)
+"""What one can do, the simplest first."""
+BEST = "best possible"
+"""What an oracle would do, who sees every norm before the draw."""
+VERDICTS = {
+    UNIFORM: "nothing to gain",
+    PROPORTIONAL: "sample by size and be done",
+    ADAPTIVE: "adaptive",
+    MEMORY: "adaptive with memory",
+}
+NEAR = 1.1
+"""A choice is as good as the best if it takes at most this many times its rounds."""
+SAMPLES = 400
+"""Of the bootstrap."""
+MOST_ROUNDS = 100
+"""Heterogeneity is computed for at most this many rounds, evenly spread."""
+STEPS = 400
+"""Of the search for the best fixed distribution."""
+WIDE = 0.1
+"""A standard error of a ratio that is called wide."""
+
+
+@dataclass(frozen=True)
+class Heterogeneity:
+    r"""The paper's measures (Section 4), over the models that were seen.
+
+    .. math:: V(p, w) = \sum_m \frac{a_m}{p_m} - \Big\|\sum_m \lambda_m g_m\Big\|^2
+
+    Where the signal is not known, it is taken as 0, and the measures are upper bounds.
+    """
+
+    uniform: float
+    r""":math:`\zeta^2_\mathrm{unif}`: the largest V of uniform sampling."""
+    fixed: float
+    r""":math:`\zeta^2_\mathrm{fix}`: the least that the largest V of one fixed distribution can be."""
+    dynamic: float
+    r""":math:`\zeta^2_\mathrm{min}`: the largest V of the best distribution of each round."""
+    fixed_share: float
+    """The share that the best fixed distribution has in what the best moving one gains over uniform."""
+    movement: float
+    """Total variation of the best distribution from one row to the next, on average: 0 to 2; nan for one."""
+    rounds_apart: int
+    """Rounds from one row to the next."""
+    signal_known: bool
+
+
+def heterogeneity(
+    feedback: FloatArray, signal: FloatArray | None, rounds_apart: int = 1
+) -> Heterogeneity:
+    r"""The measures for ``feedback``, one row for each round that was measured.
+
+    :math:`\zeta_\mathrm{fix}` is found by its dual: for weights :math:`\mu` of the rounds
+    :math:`\min_p \sum_t \mu_t V_t(p) = (\sum_m \sqrt{\sum_t \mu_t a_{tm}})^2 - \sum_t \mu_t G_t`, which is
+    concave in :math:`\mu`. Its maximum is approached by multiplicative weights.
+
+    >>> found = heterogeneity(np.array([[1.0, 0.0], [0.0, 1.0]]), None)
+    >>> round(found.uniform, 3), round(found.fixed, 3), round(found.dynamic, 3), found.movement
+    (2.0, 2.0, 1.0, 2.0)
+    """
+    some = np.unique(np.linspace(0, len(feedback) - 1, MOST_ROUNDS).astype(int))
+    a = feedback[some]
+    known = signal is not None
+    g = signal[some] if signal is not None else np.zeros(len(a))
+    of_uniform, of_best = a.shape[1] * a.sum(axis=1), np.sqrt(a).sum(axis=1) ** 2
+    scale = float(of_uniform.max())
+    log_weights, lowest = np.zeros(len(a)), math.inf
+    for step in range(1, STEPS + 1):
+        weights = np.exp(log_weights - log_weights.max())
+        best = optimal_probabilities(weights / weights.sum() @ a)
+        values = _losses(a, best) - g
+        lowest = min(lowest, float(values.max()))
+        log_weights += 4.0 * values / (scale * math.sqrt(step))
+    moves = [np.abs(p - q).sum() for p, q in pairwise(map(optimal_probabilities, feedback))]
+    relative = a / of_uniform[:, None]
+    mean_fixed = float(np.sqrt(relative.sum(axis=0)).sum() ** 2) / len(a)
+    mean_dynamic = float(np.mean(of_best / of_uniform))
+    gain = 1.0 - mean_dynamic
+    return Heterogeneity(
+        uniform=float(np.max(of_uniform - g)),
+        fixed=lowest,
+        dynamic=float(np.max(of_best - g)),
+        fixed_share=(1.0 - mean_fixed) / gain if gain > 1e-9 else 1.0,
+        movement=float(np.mean(moves)) if moves else math.nan,
+        rounds_apart=rounds_apart,
+        signal_known=known,
+    )
+
+
+def _losses(feedback: FloatArray, probabilities: FloatArray) -> FloatArray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(feedback > 0.0, feedback / probabilities, 0.0).sum(axis=1))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of a step, by choice and round."""
+
+    num_clients: int
+    cohort_size: int
+    num_rounds: int
+    """Rounds that were looked at; the arrays may have fewer, evenly spread."""
+    sampling: Mapping[str, FloatArray]
+    """S of each choice, for draws of fixed size."""
+    replacing: Mapping[str, FloatArray]
+    """The same for draws with replacement."""
+    minibatch: FloatArray | None
+    """B; None if it is not known."""
+    signal: FloatArray | None
+    """G; None if it is not known."""
+    largest_signal: FloatArray
+    """What the norms allow for G + B."""
+    block: int = 1
+    """Rounds whose mean is the unit of each: where a round is only estimated, it takes several."""
+    estimated: bool = False
+    """Whether the arrays are estimates from what was drawn."""
+    heterogeneity: Heterogeneity | None = None
+    smallest_cohorts: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
+    """By baseline (uniform, proportional) and choice: the least K with the baseline's variance at K."""
+    notes: tuple[str, ...] = ()
+
+    def ratio(self, choice: str, kind: str = "sampling", chosen: IntArray | None = None) -> float:
+        """What ``choice`` has for each 1 of uniform sampling, on average over the rounds.
+
+        ``kind``: "sampling" S, "replacing" the same with replacement, over uniform draws of fixed size;
+        "noise" S + B; "most" G + N with G as it is known, or 0; "least" with the largest G. ``chosen`` are
+        the rounds to take, for a bootstrap.
+        """
+        rest = np.zeros_like(self.largest_signal)
+        if kind in ("noise", "most") and self.minibatch is not None:
+            rest = rest + self.minibatch
+        if kind == "most" and self.signal is not None:
+            rest = rest + np.maximum(self.signal, 0.0)
+        if kind == "least":
+            rest = self.largest_signal
+        own = (self.replacing if kind == "replacing" else self.sampling)[choice] + rest
+        base = self.sampling[UNIFORM] + rest
+        unit = _block_means(base, self.block)
+        if chosen is None:
+            chosen = np.arange(len(base))
+        chosen = chosen[unit[chosen] > 0.0]
+        below = float(np.sum(base[chosen] / unit[chosen]))
+        return float(np.sum(own[chosen] / unit[chosen])) / below if below > 0.0 else 1.0
+
+    def rounds(self, choice: str) -> float:
+        """Rounds over those of uniform sampling, in the (geometric) middle of the range."""
+        return math.sqrt(max(self.ratio(choice, "most"), 0.0) * max(self.ratio(choice, "least"), 0.0))
+
+    def standard_error(self, choice: str) -> float | None:
+        """Of ``ratio(choice)``, by a bootstrap over the rounds; None if nothing was estimated."""
+        if not self.estimated or choice == UNIFORM:
+            return None
+        rng, count = np.random.default_rng(0), len(self.largest_signal)
+        found = [self.ratio(choice, chosen=rng.integers(count, size=count)) for _ in range(SAMPLES)]
+        return float(np.std(found))
+
+
+def _block_means(values: FloatArray, length: int) -> FloatArray:
+    """The mean of each round's block; the last block takes in what is left."""
+    blocks = max(1, len(values) // length)
+    parts = np.array_split(values, blocks)
+    return np.concatenate([np.full(len(part), part.mean()) for part in parts])
+
+
+def verdict_of(rounds: Mapping[str, float]) -> str:
+    """The choice: the simplest whose rounds are at most ``NEAR`` times the fewest.
+
+    >>> verdict_of({"uniform": 1.0, "proportional": 0.52, "adaptive": 0.5})
+    'proportional'
+    """
+    least = min(rounds[choice] for choice in CHOICES if choice in rounds)
+    return next(choice for choice in CHOICES if rounds.get(choice, math.inf) <= NEAR * least)
+
+
+@dataclass(frozen=True)
+class DiagnosisRow:
+    """One choice, everything over uniform draws of fixed size."""
+
+    choice: str
+    variance: float
+    """The sampling variance of the aggregate."""
+    variance_with_replacement: float
+    """The same for draws with replacement."""
+    standard_error: float | None
+    """Of ``variance``, where it was estimated."""
+    sampling_share: float | None
+    """The share of sampling in the noise of a step; None if mini-batch noise is not known."""
+    fewest_rounds: float
+    """At tuned steps, where noise decides."""
+    most_rounds: float
+    """At tuned steps, where the signal is as large as the norms allow."""
+    smallest_cohort: int | None
+    """The least K with the variance that uniform sampling has at today's K."""
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """Whether adaptive sampling helps. ``print`` it, or call ``page()`` and ``to_json()``."""
+
+    source: str
+    """What was diagnosed, in words."""
+    noise: Noise
+
+    @cached_property
+    def choice(self) -> str:
+        """The choice that the verdict names."""
+        return verdict_of({choice: self.noise.rounds(choice) for choice in self._choices})
+
+    @property
+    def verdict(self) -> str:
+        """*nothing to gain*, *sample by size and be done*, *adaptive* or *adaptive with memory*."""
+        return VERDICTS[self.choice]
+
+    @cached_property
+    def rows(self) -> tuple[DiagnosisRow, ...]:
+        """The choices, and the best possible."""
+        shown = [*self._choices, *([BEST] if BEST in self.noise.sampling else [])]
+        return tuple(self._row(choice) for choice in shown)
+
+    @property
+    def _choices(self) -> list[str]:
+        return [choice for choice in CHOICES if choice in self.noise.sampling]
+
+    def _row(self, choice: str) -> DiagnosisRow:
+        noise = self.noise
+        share = None
+        if noise.minibatch is not None:
+            own = noise.sampling[choice]
+            share = float(np.mean(own / np.maximum(own + noise.minibatch, np.finfo(float).tiny)))
+        smallest = noise.smallest_cohorts.get(UNIFORM, {}).get(choice)
+        return DiagnosisRow(
+            choice=choice,
+            variance=noise.ratio(choice),
+            variance_with_replacement=noise.ratio(choice, "replacing"),
+            standard_error=noise.standard_error(choice),
+            sampling_share=share,
+            fewest_rounds=noise.ratio(choice, "most"),
+            most_rounds=noise.ratio(choice, "least"),
+            smallest_cohort=smallest,
+        )
+
+    @cached_property
+    def sentence(self) -> str:
+        """The answer."""
+        by_name = {row.choice: row for row in self.rows}
+        own = by_name[self.choice]
+        if self.choice == UNIFORM:
+            best = min((by_name[c] for c in self._choices), key=lambda row: self.noise.rounds(row.choice))
+            if best.choice == UNIFORM:
+                return "Nothing to gain: no choice has less noise in a step than uniform sampling."
+            return (
+                f"Nothing to gain: {best.choice} sampling would leave {_percent(best.variance)} of the "
+                "sampling variance, but it is expected to save "
+                f"{_percent(1.0 - self.noise.rounds(best.choice))} of the rounds at most, even at tuned steps."
+            )
+        names = {PROPORTIONAL: "Sample by size and be done: it", ADAPTIVE: "Adaptive sampling", MEMORY: ""}
+        subject = names[self.choice] or "Adaptive sampling with a memory"
+        low, high = 1.0 - own.most_rounds, 1.0 - own.fewest_rounds
+        return (
+            f"{subject} leaves {_percent(own.variance)} of the sampling variance of uniform sampling, and "
+            f"saves {_range(low, high)} of the rounds, if the step is tuned for each."
+        )
+
+    @cached_property
+    def facts(self) -> tuple[str, ...]:
+        """What lies behind the answer, a sentence each."""
+        noise, by_name = self.noise, {row.choice: row for row in self.rows}
+        said = [
+            "The range goes from a signal as large as the norms allow to "
+            + ("the signal as it is." if noise.signal is not None else "no signal: noise decides alone.")
+            + " At one small step for all choices, none is faster than another."
+        ]
+        share = by_name[UNIFORM].sampling_share
+        if share is None:
+            said.append("Mini-batch noise is not known; what there is of it stays, whoever is drawn.")
+        else:
+            said.append(
+                f"Sampling is {_percent(share)} of the noise of a step under uniform sampling, mini-batches "
+                f"the rest"
+                + (": the larger part stays, so fewer rounds are saved." if share < 0.5 else ".")
+            )
+        for baseline, found in noise.smallest_cohorts.items():
+            if baseline == PROPORTIONAL and self.choice in (UNIFORM, PROPORTIONAL):
+                continue
+            least = found.get(self.choice if self.choice in found else ADAPTIVE)
+            if least is not None and least < noise.cohort_size:
+                choice = self.choice if self.choice in found else ADAPTIVE
+                said.append(
+                    f"K = {least} with {choice} sampling has the variance that {baseline} sampling has at "
+                    f"K = {noise.cohort_size}."
+                )
+        if noise.heterogeneity is not None:
+            said += _heterogeneity_in_words(noise.heterogeneity)
+        if MEMORY not in noise.sampling:
+            said.append("What a memory is worth can't be told from norms; diagnose a problem for that.")
+        errors = [row.standard_error for row in self.rows if row.standard_error is not None]
+        if errors:
+            said.append(
+                f"Estimated from {noise.num_rounds} rounds of what was drawn; standard errors are in brackets"
+                + (
+                    ". They are wide: record more rounds before you rely on the verdict."
+                    if max(errors) > WIDE
+                    else "."
+                )
+            )
+        return (*said, *noise.notes)
+
+    @property
+    def table(self) -> str:
+        """The choices as plain text."""
+        return _aligned(self.columns, self.cells())
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Titles of the table."""
+        share = () if self.noise.minibatch is None else ("sampling's share",)
+        return ("choice", "variance", "with repl.", *share, "rounds at tuned steps", "least K")
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The table's texts."""
+        found = []
+        for row in self.rows:
+            error = "" if row.standard_error is None else f" ({row.standard_error:.2f})"
+            low, high = sorted((row.fewest_rounds, row.most_rounds))
+            span = "x1" if row.choice == UNIFORM else f"x{low:.2f} to x{high:.2f}"
+            share = () if row.sampling_share is None else (_percent(row.sampling_share),)
+            mark = " <" if row.choice == self.choice else ""
+            least = "-" if row.smallest_cohort is None else str(row.smallest_cohort)
+            found.append(
+                (
+                    row.choice + mark,
+                    f"x{row.variance:.2f}{error}",
+                    f"x{row.variance_with_replacement:.2f}",
+                    *share,
+                    span,
+                    least,
+                )
+            )
+        return found
+
+    def __repr__(self) -> str:
+        head = (
+            f"{self.source}: {self.noise.num_clients} clients, {self.noise.cohort_size} drawn a round\n"
+            f"Verdict: {self.verdict.upper()}"
+        )
+        facts = "\n".join(f"- {fact}" for fact in self.facts)
+        return f"{head}\n{self.sentence}\n\n{self.table}\n\n{facts}"
+
+    def to_json(self) -> str:
+        """Verdict, sentence, rows and facts; what is not known is null."""
+        noise = self.noise
+        content = {
+            "source": self.source,
+            "num_clients": noise.num_clients,
+            "cohort_size": noise.cohort_size,
+            "num_rounds": noise.num_rounds,
+            "verdict": self.verdict,
+            "choice": self.choice,
+            "sentence": self.sentence,
+            "rows": [asdict(row) for row in self.rows],
+            "smallest_cohorts": {name: dict(found) for name, found in noise.smallest_cohorts.items()},
+            "heterogeneity": None if noise.heterogeneity is None else asdict(noise.heterogeneity),
+            "facts": list(self.facts),
+        }
+        return json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
+
+    def page(self) -> str:
+        """A self-contained page to look at (HTML; extra ``reports``)."""
+        from sortition.lab.reports.diagnosis_page import diagnosis_page
+
+        return diagnosis_page(self)
+
+
+def _heterogeneity_in_words(found: Heterogeneity) -> list[str]:
+    bounds = "" if found.signal_known else " (upper bounds: the signal is not known)"
+    said = [
+        f"Heterogeneity, the largest over the rounds seen{bounds}: {found.uniform:.3g} for uniform sampling, "
+        f"{found.fixed:.3g} for the best fixed distribution, {found.dynamic:.3g} for the best of each round."
+    ]
+    if not math.isnan(found.movement):
+        said.append(
+            f"The best distribution moves by {found.movement:.2f} {_apart(found.rounds_apart)} (total "
+            "variation, 0 to 2; mini-batch noise moves it, too). The best fixed one has "
+            f"{_percent(found.fixed_share)} of the gain."
+        )
+    return said
+
+
+def _apart(rounds: int) -> str:
+    return "a round" if rounds == 1 else f"in {rounds} rounds"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f}%" if abs(share) >= 0.01 or share == 0.0 else f"{100.0 * share:.1g}%"
+
+
+def _range(low: float, high: float) -> str:
+    low, high = sorted((low, high))
+    if low <= 0.0:
+        return f"at most {_percent(max(high, 0.0))}"
+    return f"{_percent(low)} to {_percent(high)}" if _percent(low) != _percent(high) else _percent(low)
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[place]) for row in (columns, *rows)) for place in range(len(columns))]
+    lines = []
+    for row in (columns, *rows):
+        first, *others = row
+        cells = [first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(others, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

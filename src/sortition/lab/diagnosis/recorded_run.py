@@ -1,0 +1,303 @@
+r"""The noise of a step from a recorded run: only the norms of those who were drawn are known.
+
+``cohort.weights`` have mean one for every client, so that for any f that was fixed before the draw
+
+.. math:: \sum_{m \in S} \mathrm{weight}_m\,a_m f_m
+
+is an unbiased estimate of :math:`\sum_m a_m f_m`. With :math:`f_m = 1/\pi_m - 1` it is S of uniform sampling,
+of sampling by size, and of the run's own probabilities. The least S is that of :math:`\pi_m = \min(1,
+\sqrt{a_m} / \theta)`; :math:`\theta` is chosen so that the estimated sum of these is K in a block of rounds.
+That is consistent, but a little low or high where a block has few draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sortition.core.designs import inclusion_probabilities
+from sortition.core.errors import LedgerError
+from sortition.core.types import FloatArray, IntArray
+from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, PROPORTIONAL, UNIFORM, Noise
+from sortition.lab.diagnosis.known_norms import measure_norms
+from sortition.lab.diagnosis.norm_table import NormTable
+from sortition.lab.parallel import Tick
+from sortition.lab.training import INCLUSION_DESIGNS
+from sortition.ledger import RunRecord
+from sortition.ledger.encoding import ids_of
+
+DRAWS_A_BLOCK = 200
+MOST_FILLED = 4_000_000
+"""Norms that are filled in at most, for a replay of the default sampler."""
+MOST_REPLAYED = 500
+"""Rounds of that replay at most, the last ones."""
+DEFAULT_SAMPLER = "EmpiricalBayesSampler"
+
+
+@dataclass(frozen=True)
+class DrawnRound:
+    """What one round tells: of the clients that replied, and of all that could be drawn."""
+
+    clients: IntArray
+    norms: FloatArray
+    weights: FloatArray
+    """Mean one for every client."""
+    feedback: FloatArray
+    inclusion: FloatArray
+    """With which the run drew them."""
+    num_available: int
+    by_size: FloatArray
+    """Inclusion probabilities in proportion to the client weights."""
+    size_shares: FloatArray
+    """The client weights among those available."""
+
+
+def estimates(drawn: DrawnRound, cohort_size: int) -> dict[str, tuple[float, float]]:
+    """Unbiased estimates of S by choice ("run" for the run's own), of fixed size and with replacement."""
+    weighted = drawn.weights * drawn.feedback
+    uniform = min(1.0, cohort_size / drawn.num_available)
+    both = {
+        UNIFORM: (weighted * (1.0 / uniform - 1.0), weighted * drawn.num_available / cohort_size),
+        "run": (weighted * (1.0 / drawn.inclusion - 1.0), weighted / drawn.inclusion),
+    }
+    sized = drawn.feedback > 0.0
+    shares, by_size = drawn.size_shares[sized], drawn.by_size[sized]
+    with np.errstate(divide="ignore"):
+        both[PROPORTIONAL] = (
+            weighted[sized] * (1.0 / by_size - 1.0),
+            weighted[sized] / (cohort_size * shares),
+        )
+    return {choice: (float(own.sum()), float(other.sum())) for choice, (own, other) in both.items()}
+
+
+def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) -> Noise:
+    """Estimate everything from the rounds that were answered."""
+    if record.private:
+        raise LedgerError(f"{record.path} is a private run: its norms are hidden, so it can't be diagnosed")
+    cohort_size = record.cohort_size
+    if cohort_size is None:
+        raise LedgerError(f"{record.path} does not say its cohort size, so it can't be diagnosed")
+    rounds = []
+    for drawn in drawn_rounds(record, cohort_size):
+        rounds.append(drawn)
+        tick()
+    if not rounds:
+        raise LedgerError(f"{record.path} has no round with a reply yet; diagnose it when it has some")
+    found = [estimates(drawn, cohort_size) for drawn in rounds]
+    both = {choice: np.array([one[choice] for one in found]).T for choice in found[0]}
+    block = min(len(rounds), max(5, math.ceil(DRAWS_A_BLOCK / cohort_size)))
+    best, largest = _best(rounds, cohort_size, block)
+    notes = []
+    sampling = {UNIFORM: both[UNIFORM][0]}
+    replacing = {UNIFORM: both[UNIFORM][1]}
+    sized = any(np.ptp(drawn.size_shares) > 1e-12 for drawn in rounds)
+    if sized:
+        sampling[PROPORTIONAL], replacing[PROPORTIONAL] = both[PROPORTIONAL]
+    else:
+        notes.append("All clients have the same weight in the ledger, so sampling by size is uniform sampling.")
+    if record.sampler == DEFAULT_SAMPLER:
+        sampling[ADAPTIVE], replacing[ADAPTIVE] = both["run"]
+    else:
+        ratios = _replayed(record, rounds, cohort_size, seed, tick)
+        if ratios is None:
+            notes.append(
+                "The run is not of the default sampler, and too few of its clients were drawn to replay that."
+            )
+        else:
+            sampling[ADAPTIVE] = ratios[0] * both[UNIFORM][0]
+            replacing[ADAPTIVE] = ratios[1] * both[UNIFORM][1]
+            notes.append(
+                "The run is not of the default sampler. That was replayed on norms that were filled in: each "
+                "client's nearest in time. So its row is a guess."
+            )
+    sampling[BEST], replacing[BEST] = best
+    notes.append("The variances are unbiased; 'best possible' is only consistent.")
+    noise = Noise(
+        num_clients=rounds[-1].num_available,
+        cohort_size=cohort_size,
+        num_rounds=len(rounds),
+        sampling=sampling,
+        replacing=replacing,
+        minibatch=None,
+        signal=None,
+        largest_signal=largest,
+        block=block,
+        estimated=True,
+        notes=tuple(notes),
+    )
+    if ADAPTIVE not in sampling:
+        return noise
+    least = _smallest(noise, np.array([np.sum(drawn.weights * drawn.feedback) for drawn in rounds]))
+    return Noise(**{**vars(noise), "smallest_cohorts": {UNIFORM: {ADAPTIVE: least}}})
+
+
+def drawn_rounds(record: RunRecord, cohort_size: int) -> Iterator[DrawnRound]:
+    """The answered rounds, each with the client weights of its time."""
+    masses = _Masses(record)
+    changes = iter([*record.memberships()])
+    change = next(changes, None)
+    inclusion_design = str(record.config.get("design")) in INCLUSION_DESIGNS
+    for entry in record.rounds():
+        cohort = entry.cohort
+        while change is not None and change.round_index <= cohort.round_index:
+            masses.change(change.joined, change.left)
+            change = next(changes, None)
+        if entry.norms is None or np.all(np.isnan(entry.norms)):
+            continue
+        heard = ~np.isnan(entry.norms)
+        replied, norms = cohort.replied(heard), entry.norms[heard]
+        shares, by_size, count = masses.among(cohort.available, replied.clients, cohort_size)
+        inclusion = replied.probabilities
+        if not inclusion_design:
+            inclusion = np.minimum(1.0, cohort_size * inclusion)
+        yield DrawnRound(
+            clients=replied.clients,
+            norms=norms,
+            weights=replied.weights,
+            feedback=(masses.weights(replied.clients) * norms) ** 2,
+            inclusion=inclusion,
+            num_available=count,
+            by_size=by_size,
+            size_shares=shares,
+        )
+
+
+class _Masses:
+    """The client weights of a run as clients join and leave; in the unit that the sampler was built with."""
+
+    def __init__(self, record: RunRecord) -> None:
+        clients = record.initial_clients
+        given = record.settings.get("client_weights")
+        if clients is None or not record.rebuildable or "client_weights" not in record.settings:
+            raise LedgerError(
+                f"{record.path} does not say the client weights of its {record.sampler}, so it can't be "
+                "diagnosed"
+            )
+        if given is not None and len(given) != clients or record.continues is not None and len(
+            record.initially_left
+        ):
+            raise LedgerError(
+                f"{record.path} continues a run in which clients had joined or left; that can't be diagnosed"
+            )
+        self._average = 1.0 / clients
+        self._all = np.full(clients, self._average) if given is None else np.asarray(given, dtype=float)
+        self._joined = {
+            int(client): event
+            for event in record.events()
+            if event.kind == "joined"
+            for client in ids_of(event.values(), "ids").tolist()
+        }
+        self._kept: tuple[FloatArray, FloatArray] | None = None  # shares and inclusion of everybody
+
+    def change(self, joined: IntArray | None, left: IntArray | None) -> None:
+        """Clients that joined or left."""
+        self._kept = None
+        if joined is not None and len(joined):
+            values = self._joined[int(joined[0])].values()
+            given = values["client_weights"]
+            new = np.full(len(joined), self._average) if given is None else np.asarray(given, dtype=float)
+            self._all = np.concatenate([self._all, np.zeros(int(joined.max()) + 1 - len(self._all))])
+            self._all[joined] = new
+        if left is not None:
+            self._all[left] = 0.0
+
+    def weights(self, clients: IntArray) -> FloatArray:
+        """lambda, among all that are here."""
+        return np.asarray(self._all[clients] / self._all.sum())
+
+    def among(
+        self, available: IntArray | None, clients: IntArray, cohort_size: int
+    ) -> tuple[FloatArray, FloatArray, int]:
+        """Of ``clients``: shares and inclusion by size among the available; and how many these are."""
+        if available is not None:
+            shares = self._all[available] / self._all[available].sum()
+            places = np.searchsorted(available, clients)
+            by_size = inclusion_probabilities(shares, cohort_size)
+            return shares[places], by_size[places], len(available)
+        if self._kept is None:
+            everybody = self._all / self._all.sum()
+            self._kept = everybody, inclusion_probabilities(everybody, cohort_size)
+        shares, by_size = self._kept
+        return shares[clients], by_size[clients], int(np.count_nonzero(self._all))
+
+
+def _best(
+    rounds: list[DrawnRound], cohort_size: int, block: int
+) -> tuple[tuple[FloatArray, FloatArray], FloatArray]:
+    r"""S of the best distribution, with replacement :math:`(\sum\sqrt a)^2 / K`, and the largest signal."""
+    own, root_sums = [], []
+    for part in np.array_split(np.arange(len(rounds)), max(1, len(rounds) // block)):
+        some = [rounds[place] for place in part]
+        roots = [np.sqrt(drawn.feedback) for drawn in some]
+        theta = _threshold(roots, [drawn.weights for drawn in some], cohort_size)
+        for drawn, root in zip(some, roots, strict=True):
+            own.append(float(np.sum(drawn.weights * root * np.maximum(theta - root, 0.0))))
+        mean = np.mean([np.sum(d.weights * root) for d, root in zip(some, roots, strict=True)])
+        root_sums += [float(mean)] * len(some)
+    squares = np.array(root_sums) ** 2
+    return (np.array(own), squares / cohort_size), squares
+
+
+def _threshold(roots: list[FloatArray], weights: list[FloatArray], cohort_size: int) -> float:
+    """theta: the mean over the rounds of the sum of weight * min(1, root / theta) is K; 0 if it never is."""
+    root, weight = np.concatenate(roots), np.concatenate(weights) / len(roots)
+    positive = root > 0.0
+    if not positive.any() or weight[positive].sum() <= cohort_size:
+        return 0.0
+    low, high = 0.0, float(np.sum(weight * root)) / cohort_size * 2.0
+    for _ in range(100):
+        middle = (low + high) / 2.0
+        total = float(np.sum(weight * np.minimum(1.0, root / middle)))
+        low, high = (middle, high) if total > cohort_size else (low, middle)
+    return high
+
+
+def _smallest(noise: Noise, squares: FloatArray) -> int | None:
+    r"""The least K' for which the run's probabilities, times K'/K, have uniform sampling's variance.
+
+    .. math:: \frac{K}{K'} (S + A) - A \le S_\mathrm{unif}, \qquad A = \sum_m a_m
+    """
+    own, uniform = noise.sampling[ADAPTIVE], noise.sampling[UNIFORM]
+    above, below = float(np.sum(own + squares)), float(np.sum(uniform + squares))
+    if below <= 0.0 or above > below:
+        return None
+    return max(1, math.ceil(noise.cohort_size * above / below))
+
+
+def _replayed(
+    record: RunRecord, rounds: list[DrawnRound], cohort_size: int, seed: int, tick: Tick
+) -> tuple[float, float] | None:
+    """The default sampler's variance over that of uniform sampling, on norms that are filled in."""
+    some = rounds[-MOST_REPLAYED:]
+    everybody = int(max(drawn.clients.max() for drawn in rounds)) + 1
+    everybody = max(everybody, rounds[-1].num_available)
+    if everybody * len(some) > MOST_FILLED:
+        return None
+    times: list[list[int]] = [[] for _ in range(everybody)]
+    heard: list[list[float]] = [[] for _ in range(everybody)]
+    sizes = np.zeros(everybody)
+    for t, drawn in enumerate(rounds):
+        for client, norm in zip(drawn.clients.tolist(), drawn.norms.tolist(), strict=True):
+            times[client].append(t)
+            heard[client].append(norm)
+        sizes[drawn.clients] = drawn.size_shares
+    seen = np.array([bool(own) for own in times])
+    if seen.mean() < 0.5:
+        return None
+    sizes[~seen] = sizes[seen].mean()
+    typical = float(np.mean([norm for own in heard for norm in own]))
+    begin = len(rounds) - len(some)
+    table = np.full((len(some), everybody), typical)
+    for client in np.flatnonzero(seen):
+        known = np.array(times[client])
+        middles = (known[1:] + known[:-1]) / 2.0
+        nearest = np.searchsorted(middles, np.arange(begin, len(rounds)))
+        table[:, client] = np.array(heard[client])[nearest]
+    noise = measure_norms(
+        NormTable(sizes=sizes, norms=table), cohort_size, seed=seed, smallest=False, tick=tick
+    )
+    with_replacement = noise.ratio(ADAPTIVE, "replacing") / noise.ratio(UNIFORM, "replacing")
+    return noise.ratio(ADAPTIVE), with_replacement
