@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StateError,
     )
     from sortition.core.protocols import Sampler
+    from sortition.lab.diagnosis.diagnose import diagnose
     from sortition.memory import Memory
     from sortition.samplers.avare import AvareSampler
     from sortition.samplers.dense import DenseSampler
@@ -66,6 +67,7 @@ __all__ = [
     "UniformSampler",
     "VRBSampler",
     "default_sampler",
+    "diagnose",
 ]
 
 _HOME = {
@@ -97,6 +99,7 @@ _HOME = {
     "UniformSampler": "sortition.samplers.static",
     "VRBSampler": "sortition.samplers.vrb",
     "default_sampler": "sortition.samplers.empirical_bayes",
+    "diagnose": "sortition.lab.diagnosis.diagnose",
 }
 """Where each public name lives."""
 

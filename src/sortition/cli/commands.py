@@ -21,6 +21,7 @@ MODULES = {
     "arena": "sortition.cli.experiments",
     "bench": "sortition.cli.experiments",
     "compare": "sortition.cli.experiments",
+    "diagnose": "sortition.cli.diagnosing",
     "reproduce": "sortition.cli.experiments",
     "samplers": "sortition.cli.experiments",
     "report": "sortition.cli.runs",
@@ -39,7 +40,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command by its name, imported now; None if there is no such command."""
         if cmd_name in MODULES:
-            group: Any = typer.main.get_command(import_module(MODULES[cmd_name]).app)
+            group: Any = typer.main.get_group(import_module(MODULES[cmd_name]).app)
             self.commands[cmd_name] = group.commands[cmd_name]
         return super().get_command(ctx, cmd_name)
 

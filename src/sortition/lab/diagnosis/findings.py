@@ -11,8 +11,8 @@ participation.
 :math:`G + B \le (\sum_m \sqrt{a_m})^2`. The ratio of G + N to that of uniform sampling, at both ends, is the
 range of the rounds. At one small step for all choices noise decides nothing, and nothing is saved.
 
-*The verdict* is the simplest choice whose rounds, in the middle of its range, are at most ``NEAR`` times those
-of the best choice.
+*The verdict* is the simplest choice whose rounds, in the middle of its range, are at most ``NEAR`` times
+those of the best choice.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ VERDICTS = {
     PROPORTIONAL: "sample by size and be done",
     ADAPTIVE: "adaptive",
     MEMORY: "adaptive with memory",
+}
+IN_WORDS = {
+    UNIFORM: "uniform sampling",
+    PROPORTIONAL: "sampling by size",
+    ADAPTIVE: "adaptive sampling",
+    MEMORY: "adaptive sampling with a memory",
 }
 NEAR = 1.1
 """A choice is as good as the best if it takes at most this many times its rounds."""
@@ -76,9 +82,7 @@ class Heterogeneity:
     signal_known: bool
 
 
-def heterogeneity(
-    feedback: FloatArray, signal: FloatArray | None, rounds_apart: int = 1
-) -> Heterogeneity:
+def heterogeneity(feedback: FloatArray, signal: FloatArray | None, rounds_apart: int = 1) -> Heterogeneity:
     r"""The measures for ``feedback``, one row for each round that was measured.
 
     :math:`\zeta_\mathrm{fix}` is found by its dual: for weights :math:`\mu` of the rounds
@@ -141,6 +145,8 @@ class Noise:
     """G; None if it is not known."""
     largest_signal: FloatArray
     """What the norms allow for G + B."""
+    losses: FloatArray | None = None
+    """The training loss before each round; None if it is not known."""
     block: int = 1
     """Rounds whose mean is the unit of each: where a round is only estimated, it takes several."""
     estimated: bool = False
@@ -163,7 +169,7 @@ class Noise:
         if kind == "most" and self.signal is not None:
             rest = rest + np.maximum(self.signal, 0.0)
         if kind == "least":
-            rest = self.largest_signal
+            rest = np.maximum(self.largest_signal, 0.0 if self.minibatch is None else self.minibatch)
         own = (self.replacing if kind == "replacing" else self.sampling)[choice] + rest
         base = self.sampling[UNIFORM] + rest
         unit = _block_means(base, self.block)
@@ -279,13 +285,12 @@ class Diagnosis:
             best = min((by_name[c] for c in self._choices), key=lambda row: self.noise.rounds(row.choice))
             if best.choice == UNIFORM:
                 return "Nothing to gain: no choice has less noise in a step than uniform sampling."
+            saved = _percent(1.0 - self.noise.rounds(best.choice))
             return (
-                f"Nothing to gain: {best.choice} sampling would leave {_percent(best.variance)} of the "
-                "sampling variance, but it is expected to save "
-                f"{_percent(1.0 - self.noise.rounds(best.choice))} of the rounds at most, even at tuned steps."
+                f"Nothing to gain: {IN_WORDS[best.choice]} would leave {_percent(best.variance)} of the "
+                f"sampling variance, but even at tuned steps it saves only about {saved} of the rounds."
             )
-        names = {PROPORTIONAL: "Sample by size and be done: it", ADAPTIVE: "Adaptive sampling", MEMORY: ""}
-        subject = names[self.choice] or "Adaptive sampling with a memory"
+        subject = IN_WORDS[self.choice].capitalize()
         low, high = 1.0 - own.most_rounds, 1.0 - own.fewest_rounds
         return (
             f"{subject} leaves {_percent(own.variance)} of the sampling variance of uniform sampling, and "
@@ -307,8 +312,7 @@ class Diagnosis:
         else:
             said.append(
                 f"Sampling is {_percent(share)} of the noise of a step under uniform sampling, mini-batches "
-                f"the rest"
-                + (": the larger part stays, so fewer rounds are saved." if share < 0.5 else ".")
+                f"the rest" + (": the larger part stays, so fewer rounds are saved." if share < 0.5 else ".")
             )
         for baseline, found in noise.smallest_cohorts.items():
             if baseline == PROPORTIONAL and self.choice in (UNIFORM, PROPORTIONAL):
@@ -317,7 +321,7 @@ class Diagnosis:
             if least is not None and least < noise.cohort_size:
                 choice = self.choice if self.choice in found else ADAPTIVE
                 said.append(
-                    f"K = {least} with {choice} sampling has the variance that {baseline} sampling has at "
+                    f"K = {least} in {IN_WORDS[choice]} has the variance of {IN_WORDS[baseline]} at "
                     f"K = {noise.cohort_size}."
                 )
         if noise.heterogeneity is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -47,7 +49,8 @@ def measure_norms(
 
     def variances(choice: str, size: int) -> tuple[FloatArray, FloatArray]:
         sampler = default_of(weights, size, seed) if choice == ADAPTIVE else None
-        own, replacing = [], []
+        own: list[float] = []
+        replacing: list[float] = []
         known = () if sampler is not None else probabilities(choice)
         for t in every_round:
             a = feedback[t % table.num_rounds]
@@ -82,21 +85,21 @@ def measure_norms(
     if not smallest:
         return noise
     found: dict[str, dict[str, int | None]] = {}
+
+    def enough(choice: str, baseline: str, size: int) -> bool:
+        return _no_more(variances(choice, size)[0], noise.sampling[baseline])
+
     for baseline in choices[:-2]:
-        allowed = noise.sampling[baseline]
         found[baseline] = {
-            choice: smallest_cohort(
-                cohort_size, lambda size, c=choice, s=allowed: _no_more(variances(c, size)[0], s)
-            )
+            choice: smallest_cohort(cohort_size, partial(enough, choice, baseline))
             for choice in choices[1:-1]
             if choice != baseline
         }
-    return Noise(**{**vars(noise), "smallest_cohorts": found})
+    return replace(noise, smallest_cohorts=found)
 
 
-def smallest_cohort(most: int, enough: object) -> int | None:
+def smallest_cohort(most: int, enough: Callable[[int], bool]) -> int | None:
     """The least K from 1 to ``most`` that is ``enough``, by halving; None if even ``most`` is not."""
-    assert callable(enough)
     if not enough(most):
         return None
     low, high = 0, most

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -97,7 +97,9 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
     if sized:
         sampling[PROPORTIONAL], replacing[PROPORTIONAL] = both[PROPORTIONAL]
     else:
-        notes.append("All clients have the same weight in the ledger, so sampling by size is uniform sampling.")
+        notes.append(
+            "All clients have the same weight in the ledger, so sampling by size is uniform sampling."
+        )
     if record.sampler == DEFAULT_SAMPLER:
         sampling[ADAPTIVE], replacing[ADAPTIVE] = both["run"]
     else:
@@ -128,10 +130,11 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
         estimated=True,
         notes=tuple(notes),
     )
-    if ADAPTIVE not in sampling:
-        return noise
-    least = _smallest(noise, np.array([np.sum(drawn.weights * drawn.feedback) for drawn in rounds]))
-    return Noise(**{**vars(noise), "smallest_cohorts": {UNIFORM: {ADAPTIVE: least}}})
+    squares = np.array([np.sum(drawn.weights * drawn.feedback) for drawn in rounds])
+    least = {
+        choice: _smallest(noise, choice, squares) for choice in sampling if choice not in (UNIFORM, BEST)
+    }
+    return replace(noise, smallest_cohorts={UNIFORM: least})
 
 
 def drawn_rounds(record: RunRecord, cohort_size: int) -> Iterator[DrawnRound]:
@@ -176,8 +179,8 @@ class _Masses:
                 f"{record.path} does not say the client weights of its {record.sampler}, so it can't be "
                 "diagnosed"
             )
-        if given is not None and len(given) != clients or record.continues is not None and len(
-            record.initially_left
+        if (given is not None and len(given) != clients) or (
+            record.continues is not None and len(record.initially_left)
         ):
             raise LedgerError(
                 f"{record.path} continues a run in which clients had joined or left; that can't be diagnosed"
@@ -255,12 +258,12 @@ def _threshold(roots: list[FloatArray], weights: list[FloatArray], cohort_size: 
     return high
 
 
-def _smallest(noise: Noise, squares: FloatArray) -> int | None:
-    r"""The least K' for which the run's probabilities, times K'/K, have uniform sampling's variance.
+def _smallest(noise: Noise, choice: str, squares: FloatArray) -> int | None:
+    r"""The least K' for which inclusion probabilities times K'/K have uniform sampling's variance.
 
     .. math:: \frac{K}{K'} (S + A) - A \le S_\mathrm{unif}, \qquad A = \sum_m a_m
     """
-    own, uniform = noise.sampling[ADAPTIVE], noise.sampling[UNIFORM]
+    own, uniform = noise.sampling[choice], noise.sampling[UNIFORM]
     above, below = float(np.sum(own + squares)), float(np.sum(uniform + squares))
     if below <= 0.0 or above > below:
         return None

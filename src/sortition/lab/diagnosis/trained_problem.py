@@ -17,11 +17,13 @@ The first part is exact, the second a mean over ``DRAWS`` draws.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from sortition import ConfigurationError, Memory, Sampler
-from sortition.core.types import FloatArray
+from sortition.core.designs import draw_fixed_size
+from sortition.core.types import FloatArray, IntArray
 from sortition.core.variance import optimal_probabilities, variance_loss
 from sortition.lab.algorithms import all_residuals, combined
 from sortition.lab.contestants import CONTESTANTS, Trial
@@ -45,6 +47,8 @@ BLOCK = 5
 DRAWS = 6
 OTHER_BATCHES = 1 << 30
 """What is added to a round for independent mini-batches."""
+LARGEST = 1e100
+"""Entries of a model that are larger are a divergence: their squares must be finite."""
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
 """Of today's K: cohort sizes that are tried."""
 
@@ -66,18 +70,11 @@ class _Arm:
     def measure(self, updates: FloatArray) -> None:
         """S of this round, where all updates are known."""
         residuals = self._weights[:, None] * all_residuals(updates, self.memory)
-        feedback, total = np.sum(residuals**2, axis=1), residuals.sum(axis=0)
-        p = self._sampler.probabilities()
-        cross = 0.0
-        for _ in range(DRAWS):
-            cohort = self._sampler.draw()
-            error = cohort.weights @ residuals[cohort.clients] - total
-            surplus = np.full(len(feedback), -1.0)
-            surplus[cohort.clients] += cohort.weights
-            cross += float(error @ error - surplus**2 @ feedback) / DRAWS
-        alone = sampling_variance(p, feedback, "fixed_size", self.size)
-        self.variances.append(max(alone + cross, 0.0))
-        self.replacing.append(max(variance_loss(p, feedback, self.size) - float(total @ total) / self.size, 0.0))
+        draws = [self._sampler.draw() for _ in range(DRAWS)]
+        p, drawn = self._sampler.probabilities(), [(cohort.clients, cohort.weights) for cohort in draws]
+        own, replacing = true_variances(residuals, p, self.size, drawn)
+        self.variances.append(own)
+        self.replacing.append(replacing)
 
     def learn(self, problem: Problem, model: FloatArray, round_index: int) -> FloatArray | None:
         """Draw, and learn from the norms; the aggregate."""
@@ -88,6 +85,28 @@ class _Arm:
         step, norms = combined(cohort, self._weights[cohort.clients], updates, self.memory)
         self._sampler.observe(cohort, norms)
         return step
+
+
+def true_variances(
+    residuals: FloatArray,
+    probabilities: FloatArray,
+    cohort_size: int,
+    draws: Sequence[tuple[IntArray, FloatArray]],
+) -> tuple[float, float]:
+    """The variance of the sum of ``residuals`` (lambda times update, a row a client).
+
+    For draws of fixed size, with cross terms from ``draws`` (clients and weights); and with replacement.
+    """
+    feedback, total = np.sum(residuals**2, axis=1), residuals.sum(axis=0)
+    cross = 0.0
+    for clients, weights in draws:
+        error = weights @ residuals[clients] - total
+        surplus = np.full(len(feedback), -1.0)
+        surplus[clients] += weights
+        cross += float(error @ error - surplus**2 @ feedback) / len(draws)
+    alone = sampling_variance(probabilities, feedback, "fixed_size", cohort_size)
+    replacing = variance_loss(probabilities, feedback, cohort_size) - float(total @ total) / cohort_size
+    return max(alone + cross, 0.0), max(replacing, 0.0)
 
 
 def measure_problem(
@@ -115,7 +134,8 @@ def measure_problem(
         for choice in (*sized, ADAPTIVE, MEMORY)
     }
     apart = max(1, num_rounds // MEASURED)
-    signal, minibatch, best, best_replacing, all_feedback = [], [], [], [], []
+    signal, minibatch, best, all_feedback, losses = [], [], [], [], []
+    generator = np.random.default_rng(seed)
     for round_index in range(num_rounds):
         if round_index % apart == 0:
             updates = problem.updates(model, everybody, round_index)
@@ -125,10 +145,11 @@ def measure_problem(
             signal.append(float(mean @ other_mean))
             minibatch.append(float(weights**2 @ np.sum((updates - others) ** 2, axis=1)) / 2.0)
             oracle = optimal_probabilities(feedback)
-            best.append(sampling_variance(oracle, feedback, "fixed_size", cohort_size))
-            replaced = variance_loss(oracle, feedback, cohort_size) - float(mean @ mean) / cohort_size
-            best_replacing.append(max(replaced, 0.0))
+            drawn = [draw_fixed_size(oracle, cohort_size, generator) for _ in range(DRAWS)]
+            both = [(clients, own) for clients, _, _, own in drawn]
+            best.append(true_variances(weights[:, None] * updates, oracle, cohort_size, both))
             all_feedback.append(feedback)
+            losses.append(problem.loss(model))
             for arm in (*arms.values(), *smaller.values()):
                 arm.measure(updates)
         step = None
@@ -139,10 +160,10 @@ def measure_problem(
             arm.learn(problem, model, round_index)
         assert step is not None
         model = model - step_size * step
-        if not np.all(np.isfinite(model)):
+        if not np.all(np.abs(model) < LARGEST):
             raise ConfigurationError(
-                f"step_size {step_size:g} is too large: the model is not finite after round {round_index + 1}; "
-                "give a smaller one"
+                f"step_size {step_size:g} is too large: training diverges in round {round_index + 1}; give a "
+                "smaller one"
             )
         tick()
     squares = np.array(all_feedback)
@@ -153,11 +174,12 @@ def measure_problem(
         num_clients=len(weights),
         cohort_size=cohort_size,
         num_rounds=num_rounds,
-        sampling={**sampling, BEST: np.array(best)},
-        replacing={**replacing, BEST: np.array(best_replacing)},
+        sampling={**sampling, BEST: np.array(best)[:, 0]},
+        replacing={**replacing, BEST: np.array(best)[:, 1]},
         minibatch=np.array(minibatch),
         signal=signals,
         largest_signal=np.sqrt(squares).sum(axis=1) ** 2,
+        losses=np.array(losses),
         block=BLOCK,
         heterogeneity=heterogeneity(squares, np.maximum(signals, 0.0), apart),
         smallest_cohorts=_smallest(sampling, smaller, sizes, cohort_size),

@@ -1,0 +1,80 @@
+"""``sortition diagnose``: will adaptive sampling help?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sortition.cli.options import RoundsProgress, number, whole_number, writable_file, write_text
+from sortition.lab.diagnosis.diagnose import ROUNDS, diagnose
+from sortition.lab.imported import imported
+
+app = typer.Typer()
+
+
+@app.command("diagnose")
+def diagnose_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A recorded run (RUN.db), norms (NORMS.csv with client, size, norm and, if there are any, "
+            "round and noise), or a problem (module:factory, called with a seed).",
+        ),
+    ],
+    cohort: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number(1), metavar="N", help="Clients drawn in a round today; a run knows its own."
+        ),
+    ] = None,
+    step_size: Annotated[
+        float | None,
+        typer.Option(parser=number, metavar="X", help="problem: the step of the training today."),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(parser=whole_number(1), metavar="N", help="problem: rounds to train.")
+    ] = ROUNDS,
+    seed: Annotated[
+        int, typer.Option(parser=whole_number(0), metavar="N", help="Of the draws, and of a problem.")
+    ] = 0,
+    json: Annotated[
+        Path | None,
+        typer.Option(callback=writable_file, metavar="FILE", dir_okay=False, help="Write the figures here."),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            callback=writable_file,
+            metavar="FILE",
+            dir_okay=False,
+            help="Write a page to look at here (HTML).",
+        ),
+    ] = None,
+) -> None:
+    """Tell whether adaptive sampling will save rounds: the noise of a step, and a verdict."""
+    if report is not None:
+        import vl_convert  # noqa: F401 - a missing package is an error before the work, not after it
+    what: Any = source
+    if ":" in source and not Path(source).exists():
+        what = imported("SOURCE", source)(seed=seed)
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress.advance_to(done)
+
+    with RoundsProgress(rounds if what is not source else None) as progress:
+        found = diagnose(
+            what, cohort_size=cohort, step_size=step_size, num_rounds=rounds, seed=seed, tick=tick
+        )
+    typer.echo(repr(found))
+    if json is not None:
+        write_text(json, found.to_json())
+        typer.echo(f"Results: {json.resolve()}")
+    if report is not None:
+        write_text(report, found.page())
+        typer.echo(f"Report: {report.resolve()}")

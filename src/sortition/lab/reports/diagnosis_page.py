@@ -1,0 +1,144 @@
+"""A diagnosis as a page to look at: the answer, the table, and three pictures."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import numpy as np
+
+from sortition.lab.diagnosis.findings import UNIFORM, Diagnosis
+from sortition.lab.reports.charts import line_chart, short, whole_chart
+from sortition.lab.reports.page import Number, Page
+
+SAMPLING, MINIBATCH = "sampling", "mini-batches"
+COLOURS = {SAMPLING: "#0072b2", MINIBATCH: "#bbbbbb"}
+ROW_HEIGHT = 34
+HOW_TO_READ = (
+    "Everything is over uniform draws of fixed size; lower is better. 'variance' is what sampling adds to a "
+    "step, 'with repl.' the same for draws with replacement. 'least K' has the variance of uniform sampling "
+    "at today's K. '<' marks the verdict."
+)
+
+
+def diagnosis_page(diagnosis: Diagnosis) -> str:
+    """One self-contained page."""
+    noise = diagnosis.noise
+    page = Page(
+        f"Diagnosis: {diagnosis.verdict}",
+        f"{diagnosis.source}: {noise.num_clients:,} clients, {noise.cohort_size} drawn a round. "
+        f"Made on {date.today().isoformat()}.",
+    )
+    page.paragraph(diagnosis.sentence)
+    page.table(diagnosis.columns, [(row[0], *map(Number, row[1:])) for row in diagnosis.cells()])
+    page.paragraph(HOW_TO_READ, note=True)
+    page.heading("The noise of a step")
+    page.paragraph("Over that of uniform sampling. No sampler removes what mini-batches add.")
+    page.chart(noise_chart(diagnosis))
+    page.heading("Rounds to the same loss")
+    page.paragraph(
+        "Over those of uniform sampling, if the step is tuned for each choice. A line is the range, the dot "
+        "its middle, by which the verdict is chosen."
+    )
+    page.chart(rounds_chart(diagnosis))
+    if len(noise.largest_signal) > 1 and not noise.estimated:
+        page.heading("Sampling variance, round by round")
+        page.chart(variance_chart(diagnosis))
+    page.heading("Behind the answer")
+    page.bullets(diagnosis.facts)
+    return page.render()
+
+
+def noise_chart(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Bars: S and B of each choice, over the noise of uniform sampling."""
+    noise = diagnosis.noise
+    values: list[dict[str, Any]] = []
+    for row in diagnosis.rows:
+        whole = noise.ratio(row.choice, "noise")
+        share = 1.0 if row.sampling_share is None else row.sampling_share
+        values.append({"choice": row.choice, "part": SAMPLING, "noise": short(whole * share), "order": 0})
+        if row.sampling_share is not None:
+            rest = short(whole * (1.0 - share))
+            values.append({"choice": row.choice, "part": MINIBATCH, "noise": rest, "order": 1})
+    parts = list(dict.fromkeys(value["part"] for value in values))
+    colour = {
+        "field": "part",
+        "type": "nominal",
+        "scale": {"domain": parts, "range": [COLOURS[part] for part in parts]},
+        "legend": {"title": None, "orient": "bottom"} if len(parts) > 1 else None,
+    }
+    return whole_chart(
+        {
+            "width": "container",
+            "height": ROW_HEIGHT * len(diagnosis.rows),
+            "data": {"values": values},
+            "mark": {"type": "bar", "height": {"band": 0.6}},
+            "encoding": {
+                "y": _choices(diagnosis),
+                "x": {
+                    "field": "noise",
+                    "type": "quantitative",
+                    "title": "noise of a step over uniform's",
+                    "axis": {"tickCount": 6},
+                },
+                "color": colour,
+                "order": {"field": "order", "type": "quantitative"},
+                "tooltip": [{"field": "choice"}, {"field": "part"}, {"field": "noise", "format": ".3g"}],
+            },
+        }
+    )
+
+
+def rounds_chart(diagnosis: Diagnosis) -> dict[str, Any]:
+    """A line for each choice: the range of the rounds, and its middle."""
+    values: list[dict[str, Any]] = []
+    for row in diagnosis.rows:
+        low, high = sorted((row.fewest_rounds, row.most_rounds))
+        middle = diagnosis.noise.rounds(row.choice)
+        values.append({"choice": row.choice, "low": short(low), "high": short(high), "middle": short(middle)})
+    most = max(1.05, *(1.05 * value["high"] for value in values))
+    x = {
+        "field": "low",
+        "type": "quantitative",
+        "title": "rounds over uniform's",
+        "axis": {"tickCount": 6},
+        "scale": {"domain": [0, short(most)], "nice": False},
+    }
+    y = _choices(diagnosis)
+    tooltip = [{"field": "choice"}, *({"field": name, "format": ".3g"} for name in ("low", "middle", "high"))]
+    return whole_chart(
+        {
+            "width": "container",
+            "height": ROW_HEIGHT * len(diagnosis.rows),
+            "data": {"values": values},
+            "layer": [
+                {
+                    "data": {"values": [{"at": 1}]},
+                    "mark": {"type": "rule", "strokeDash": [6, 4], "color": "#555555"},
+                    "encoding": {"x": {**x, "field": "at"}},
+                },
+                {
+                    "mark": {"type": "rule", "strokeWidth": 6, "opacity": 0.35, "color": "#0072b2"},
+                    "encoding": {"y": y, "x": x, "x2": {"field": "high"}, "tooltip": tooltip},
+                },
+                {
+                    "mark": {"type": "point", "filled": True, "size": 90, "color": "#0072b2", "opacity": 1},
+                    "encoding": {"y": y, "x": {**x, "field": "middle"}, "tooltip": tooltip},
+                },
+            ],
+        }
+    )
+
+
+def variance_chart(diagnosis: Diagnosis) -> dict[str, Any]:
+    """S of each choice in each round that was measured, over that of uniform sampling on average."""
+    noise = diagnosis.noise
+    rounds = np.linspace(1, max(noise.num_rounds, len(noise.largest_signal)), len(noise.largest_signal))
+    unit = max(float(np.mean(noise.sampling[UNIFORM])), np.finfo(float).tiny)
+    lines = {row.choice: (rounds, noise.sampling[row.choice] / unit) for row in diagnosis.rows}
+    return line_chart(lines, "round", "sampling variance", log=True)
+
+
+def _choices(diagnosis: Diagnosis) -> dict[str, Any]:
+    order = [row.choice for row in diagnosis.rows]
+    return {"field": "choice", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 240}}
