@@ -28,7 +28,7 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     the round go on, with an error in the SuperLink's own name, and only then can the SuperNode come back. The
     clients hold a memory. That of the second one is gone when it is back, which is noticed once.
     """
-    programs.environment["PROBE_MEMORY"] = "clients"
+    programs.environment |= {"PROBE_MEMORY": "clients", "PROBE_ANSWERS": "1"}
     port = free_port()
     ca, certificate, key = write_certificates(programs.home / "tls")
     programs.connection(port, certificate=ca)
@@ -111,6 +111,8 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     assert [line["round"] for line in rounds if line["sampling-memory-lost"]] == [back["round"]]
     assert back["sampling-memory-coefficient"] == 0.0  # this round is done without a memory
     assert rounds[-1]["sampling-memory-coefficient"] > 0.0
+    asked = [path.name.split("-")[1] for path in programs.notes.glob("asked-*")]
+    assert sorted(asked) == ["0", "1", "2"]  # for their sizes, and not again after a restart
 
 
 @pytest.mark.parametrize("memory", ["none", "server", "clients"])
@@ -153,6 +155,9 @@ def test_fifty_nodes_on_ray(programs, memory):
         assert line.get("sampling-memory-lost", 0) == 0
         assert line["sampling-coverage"] == pytest.approx(len(replied) / 50)
     assert rounds[-1]["sampling-effective-clients"] < 50.0
+    log = programs.logs(last=10**7)
+    assert log.count("The ClientApp has no query function") == log.count("@app.query()") == 1
+    assert "No query function registered" not in log  # neither Flower's tracebacks
 
 
 def test_secure_aggregation_on_ray(programs):

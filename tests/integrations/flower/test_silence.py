@@ -60,7 +60,7 @@ def test_it_is_named_when_it_begins_to_rest_and_when_it_is_back(caplog):
     with caplog.at_level(logging.INFO, logger="flwr"):
         metrics = strategy.start(grid, model(0.0), num_rounds=150).train_metrics_clientapp
     told = [each.getMessage() for each in caplog.records if "name:client-0" in each.getMessage()]
-    assert [each for each in told if "has not replied 3 times in a row" in each] == told[:1]
+    assert [each for each in told if "has sent no usable reply 3 times in a row" in each] == told[:1]
     assert [each for each in told if "replies again" in each] == told[1:]
     assert len(told) == 2
     assert max(each["sampling-resting-clients"] for each in list(metrics.values())[-40:]) == 0

@@ -327,7 +327,7 @@ class ClientPool:
         silent, back = self._silence.record(clients, heard)
         for client in silent:
             log.warning(
-                "\t> %s has not replied %d times in a row. It is asked less often until it replies.",
+                "\t> %s has sent no usable reply %d times in a row. It is asked less often until it does.",
                 identities[client],
                 LEAST_SILENT,
             )

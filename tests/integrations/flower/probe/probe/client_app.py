@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -25,8 +26,9 @@ if os.environ.get("PROBE_SECURE") or os.environ.get("PROBE_ANSWERS"):
 
     @app.query()
     def size(message: Message, context: Context) -> Message:
-        """Who it is, and its number of examples."""
+        """Who it is, and its number of examples. Each query leaves a file."""
         partition = int(context.node_config["partition-id"])
+        (Path(os.environ["SORTITION_TEST_HOME"]) / "notes" / f"asked-{partition}-{uuid4()}").touch()
         answer = ConfigRecord({"partition-id": partition, "num-examples": partition + 1})
         return Message(RecordDict({"identity": answer}), reply_to=message)
 
