@@ -12,7 +12,8 @@ class Costs:
     """Counted from the messages that go through a grid, as long as ``count`` has replaced its sending."""
 
     trainings: int = 0
-    images: int = 0
+    images: int = 0  # that local training went through
+    examples: int = 0  # that the clients have: what an epoch of each training would go through
     bytes_to_clients: int = 0
     bytes_from_clients: int = 0
 
@@ -29,6 +30,7 @@ class Costs:
                     if reply.metadata.message_type == MessageType.TRAIN:
                         self.trainings += 1
                         self.images += int(reply.content["metrics"]["images-trained"])
+                        self.examples += int(reply.content["metrics"]["num-examples"])
             return replies
 
         grid.send_and_receive = counting

@@ -85,10 +85,11 @@ def main(grid: Grid, context: Context) -> None:
         print(f"{seed:>4}" + "".join(f"{rounds[sampling, seed]:>10}" for sampling in samplings))
 
     print("\nWhat they cost, mean of the seeds")
-    print("          trainings    images  MB to clients  MB from clients")
+    print("           trainings    images  examples  MB to clients  MB from clients")
     for sampling in samplings:
-        of_seeds = [costs[sampling, seed] for seed in seeds]
-        trainings, images, sent, received = (
-            fmean(values) for values in zip(*map(astuple, of_seeds), strict=True)
+        of_seeds = (astuple(costs[sampling, seed]) for seed in seeds)
+        trainings, images, examples, sent, received = map(fmean, zip(*of_seeds, strict=True))
+        print(
+            f"{sampling:<10}{trainings:>10.0f}{images:>10.0f}{examples:>10.0f}"
+            f"{sent / 1e6:>15.2f}{received / 1e6:>17.2f}"
         )
-        print(f"{sampling:<10}{trainings:>9.0f}{images:>10.0f}{sent / 1e6:>15.2f}{received / 1e6:>17.2f}")
