@@ -74,7 +74,7 @@ class WatchedSGD(FedSGD):
             rows = np.array([self.memory.remembered(client) for client in range(problem.num_clients)])
             remembered = self.memory.coefficient * float(np.linalg.norm(weights @ rows))
         following, norms = super().__call__(state, cohort, problem, round_index)
-        length = float(np.linalg.norm(following - state)) / self.step_size
+        length = max(float(np.linalg.norm(following - state)) / self.step_size, np.finfo(float).tiny)
         parts = weights[cohort.clients] * cohort.weights * norms
         place = int(np.argmax(parts))
         new = float(int(cohort.clients[place]) not in self.seen)

@@ -172,6 +172,12 @@ def mixture(masses: list[float] | None = None, clients: int = 7) -> ExpertMixtur
     return mixed
 
 
+def first_without_weight(mixed: ExpertMixture) -> ExpertMixture:
+    """The first expert weighs nothing, whatever it thinks of the clients."""
+    mixed.experts.log_weights[:] = [-1e5, np.log(0.6), np.log(0.4)]
+    return mixed
+
+
 def changed(mixed: ExpertMixture) -> ExpertMixture:
     """Two joined, a seen and an unseen client left, a newcomer was seen."""
     mixed.add(np.array([0.5, 1.5]))
@@ -200,6 +206,7 @@ LINES: dict[str, Callable[[], Distribution]] = {
     "a block": lambda: Prior(Roster(6, None)),
     "mixture": mixture,
     "mixture of own masses": lambda: mixture([0.1, 0.2, 0.1, 0.3, 0.05, 0.05, 0.2]),
+    "an expert without weight": lambda: first_without_weight(mixture()),
     "after joins and leaves": lambda: changed(mixture()),
     "own masses after joins and leaves": lambda: changed(mixture([0.1, 0.2, 0.1, 0.3, 0.05, 0.05, 0.2])),
     "everybody seen": lambda: seen_by_all(mixture(clients=6)),

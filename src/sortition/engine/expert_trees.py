@@ -211,96 +211,107 @@ def at_least(trees: ExpertTrees, expert: int, threshold: float) -> IntArray:
     return np.array(found, dtype=np.int64)
 
 
+class Mixture(NamedTuple):
+    """What the experts add to a client's weight in their mixture; experts of weight 0 are left out."""
+
+    experts: IntArray
+    raised: FloatArray
+    """What one unit of ratio weighs, for each of these experts, if a client is raised."""
+    base: FloatArray
+    """What a client weighs otherwise, for each unit of mass."""
+
+
 @njit(cache=True)
-def mixed_weight(
-    trees: ExpertTrees, raised: FloatArray, base: FloatArray, level: int, position: int
-) -> float:
-    """What the clients below a node weigh in the mixture; at level -1, the client of a slot."""
-    weight = 0.0
-    if level < 0:
-        for e in range(raised.size):
-            y = trees.ratios[position, e]
-            weight += raised[e] * y if y > 0.0 else base[e]
-        return weight * float(trees.masses[position])
-    nodes, place = trees.nodes, trees.starts[level] + position
-    total = float(trees.totals[place])
-    for e in range(raised.size):
-        weight += raised[e] * nodes[place, SUM, e] + base[e] * (total - nodes[place, MASS, e])
-    return weight
+def weigh(trees: ExpertTrees, mixture: Mixture, level: int, first: int, weights: FloatArray) -> int:
+    """What nodes of a level weigh in the mixture, from ``first`` on; how many there are, at most ``weights``.
+
+    At level -1 these are the clients of slots. One call for several: a call takes longer than a sum.
+    """
+    _, masses, ratios, totals, nodes, starts = trees
+    experts, raised, base = mixture
+    offset = starts[level] if level >= 0 else 0
+    width = starts[level + 1] - offset if level >= 0 else masses.size
+    count = min(weights.size, width - first)
+    for i in range(count):
+        place, weight = offset + first + i, 0.0
+        if level >= 0:
+            for k in range(experts.size):
+                outside = totals[place] - nodes[place, MASS, experts[k]]
+                weight += raised[k] * nodes[place, SUM, experts[k]] + base[k] * outside
+        else:
+            for k in range(experts.size):
+                y = ratios[place, experts[k]]
+                weight += raised[k] * y if y > 0.0 else base[k]
+            weight *= masses[place]
+        weights[i] = weight
+    return count
 
 
 @njit(cache=True)
 def locate(
-    trees: ExpertTrees, raised: FloatArray, base: FloatArray, points: FloatArray
+    trees: ExpertTrees, mixture: Mixture, points: FloatArray
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     r"""The slots at ``points``, when slots are laid end to end by their weights; their starts and weights.
 
-    A client weighs :math:`w_m \sum_e` (``raised[e]`` :math:`y_{e,m}` or, in the base, ``base[e]``).
+    A client weighs :math:`w_m \sum_e` (``raised[e]`` :math:`y_{e,m}` or, in the base, ``base[e]``). All
+    points go down level by level: neighbours share a node, and the memory fetches several nodes at a time.
     """
     _, masses, ratios, totals, nodes, starts = trees
-    slots, begins = np.empty(points.size, dtype=np.int64), np.empty(points.size)
-    weights = np.empty(points.size)
-    # the weights of the children of the node entered last, level by level: neighbouring points share them
-    entered = np.full(starts.size, -1)
-    summed = np.zeros(starts.size, dtype=np.int64)
-    children = np.empty((starts.size, FAN))
-    for i in range(points.size):
-        position, left = 0, points[i]
-        for level in range(starts.size - 3, -2, -1):
-            first = FAN * position
-            offset = starts[level] if level >= 0 else 0
-            width = starts[level + 1] - offset if level >= 0 else masses.size
-            if entered[level + 1] != position:
-                entered[level + 1], summed[level + 1] = position, 0
-            passed = 0.0
+    experts, raised, base = mixture
+    slots, left, weights = np.zeros(points.size, dtype=np.int64), points.copy(), np.empty(points.size)
+    children = np.empty(FAN)
+    for level in range(starts.size - 3, -2, -1):
+        offset = starts[level] if level >= 0 else 0
+        width = starts[level + 1] - offset if level >= 0 else masses.size
+        entered, known = -1, 0  # how many of ``children`` are
+        for i in range(points.size):
+            if entered != slots[i]:
+                entered, known = slots[i], 0
+            first, passed = FAN * entered, 0.0
             for j in range(min(FAN, width - first)):
-                if j == summed[level + 1]:
-                    found = 0.0  # as in ``mixed_weight``, whose call would take longer than the sum
-                    child = first + j
+                if j == known:  # as in ``weigh``, whose call would take longer
+                    place, weight = offset + first + j, 0.0
                     if level >= 0:
-                        total = totals[offset + child]
-                        for e in range(raised.size):
-                            inside = nodes[offset + child, MASS, e]
-                            found += raised[e] * nodes[offset + child, SUM, e] + base[e] * (total - inside)
-                    elif masses[child] > 0.0:
-                        for e in range(raised.size):
-                            y = ratios[child, e]
-                            found += raised[e] * y if y > 0.0 else base[e]
-                        found *= masses[child]
-                    children[level + 1, j] = found
-                    summed[level + 1] = j + 1
-                if children[level + 1, j] > 0.0:
-                    left -= passed
-                    position, passed = first + j, children[level + 1, j]
-                    if left < passed:
+                        for k in range(experts.size):
+                            outside = totals[place] - nodes[place, MASS, experts[k]]
+                            weight += raised[k] * nodes[place, SUM, experts[k]] + base[k] * outside
+                    elif masses[place] > 0.0:
+                        for k in range(experts.size):
+                            y = ratios[place, experts[k]]
+                            weight += raised[k] * y if y > 0.0 else base[k]
+                        weight *= masses[place]
+                    children[j] = weight
+                    known += 1
+                if children[j] > 0.0:
+                    left[i] -= passed
+                    slots[i], passed = first + j, children[j]
+                    if left[i] < passed:
                         break
-        slots[i], begins[i], weights[i] = position, points[i] - left, passed
-    return slots, begins, weights
+            weights[i] = passed
+    return slots, points - left, weights
 
 
 @njit(cache=True)
-def weight_before(trees: ExpertTrees, raised: FloatArray, base: FloatArray, slot: int) -> float:
+def weight_before(trees: ExpertTrees, mixture: Mixture, slot: int) -> float:
     """The weight of all slots before ``slot``."""
-    total = 0.0
-    position = slot
+    total, position, before = 0.0, slot, np.empty(FAN)
     for level in range(-1, trees.starts.size - 2):
         first = FAN * (position // FAN)
-        for child in range(first, position):
-            total += mixed_weight(trees, raised, base, level, child)
+        weigh(trees, mixture, level, first, before)
+        total += before[: position - first].sum()
         position //= FAN
     return total
 
 
 @njit(cache=True)
-def mixed_at_least(trees: ExpertTrees, raised: FloatArray, base: FloatArray, threshold: float) -> IntArray:
+def mixed_at_least(trees: ExpertTrees, mixture: Mixture, threshold: float) -> IntArray:
     """The slots that weigh at least ``threshold`` > 0 in the mixture, ascending."""
-    found = [0]
+    found, children = [0], np.empty(FAN)
     for level in range(trees.starts.size - 3, -2, -1):
         below = [0 for _ in range(0)]
-        width = trees.starts[level + 1] - trees.starts[level] if level >= 0 else trees.masses.size
         for position in found:
-            for child in range(FAN * position, min(FAN * position + FAN, width)):
-                if mixed_weight(trees, raised, base, level, child) >= threshold:
-                    below.append(child)  # noqa: PERF401 - numba compiles this to faster code
+            for j in range(weigh(trees, mixture, level, FAN * position, children)):
+                if children[j] >= threshold:
+                    below.append(FAN * position + j)  # noqa: PERF401 - numba compiles this to faster code
         found = below
     return np.array(found, dtype=np.int64)

@@ -34,7 +34,7 @@ from sortition.engine.clients import (
     named_prior,
     slot_of,
 )
-from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
+from sortition.engine.expert_trees import ExpertArrays, ExpertTrees, Mixture
 from sortition.engine.sumtree import SumTree, TreeArrays, level_starts
 
 LEAST_LEFT = 1e-6
@@ -92,10 +92,7 @@ class Segments(NamedTuple):
     prior: PriorMasses
     table: HashPlaces
     trees: ExpertTrees
-    raised: FloatArray
-    """What one unit of ratio weighs, for each expert, if a client is raised."""
-    base: FloatArray
-    """What a client weighs in each expert otherwise, for each unit of mass."""
+    mixture: Mixture
     own: TreeArrays
     unseen_ratio: float
     """What an unseen client weighs for each unit of mass."""
@@ -119,11 +116,13 @@ def _segments(
     prior, trees, own = named_prior(prior_fields), ExpertTrees(*tree_fields), TreeArrays(*own_fields)
     log_weights, scales, bases = ExpertArrays(*expert_fields)
     unit = np.exp(log_weights) * (scale / prior.total)
-    raised, base = unit * scales, unit * bases
-    ratio = base.sum()
-    seen = expert_trees.mixed_weight(trees, raised, base, trees.starts.size - 2, 0)
+    some = np.flatnonzero(unit)
+    mixture = Mixture(some, unit[some] * scales[some], unit[some] * bases[some])
+    ratio = mixture.base.sum()
+    seen = np.empty(1)
+    expert_trees.weigh(trees, mixture, trees.starts.size - 2, 0, seen)
     in_own = ratio * own.nodes[-1]
-    return Segments(prior, HashPlaces(*places), trees, raised, base, own, ratio, seen, in_own, in_block)
+    return Segments(prior, HashPlaces(*places), trees, mixture, own, ratio, seen[0], in_own, in_block)
 
 
 @njit(cache=True)
@@ -138,7 +137,7 @@ def _locate(line: Segments, points: FloatArray) -> tuple[IntArray, FloatArray, F
     nobody_unseen = in_block == 0 and in_own == 0.0
     among_seen = np.flatnonzero((points < line.seen) | nobody_unseen)
     if among_seen.size:
-        slots, begins, weights = expert_trees.locate(line.trees, line.raised, line.base, points[among_seen])
+        slots, begins, weights = expert_trees.locate(line.trees, line.mixture, points[among_seen])
         clients[among_seen] = line.trees.clients[slots]
         starts[among_seen], lengths[among_seen] = begins, weights
     if nobody_unseen:
@@ -163,8 +162,9 @@ def _span_of(line: Segments, client: int) -> tuple[float, float]:
     """Where the segment of ``client`` starts, and how long it is; -1 for an unseen client of the block."""
     slot = slot_of(line.table, client)
     if slot != EMPTY:
-        length = expert_trees.mixed_weight(line.trees, line.raised, line.base, -1, slot)
-        return expert_trees.weight_before(line.trees, line.raised, line.base, slot), length
+        length = np.empty(1)
+        expert_trees.weigh(line.trees, line.mixture, -1, slot, length)
+        return expert_trees.weight_before(line.trees, line.mixture, slot), length[0]
     if client < line.prior.block:
         return -1.0, 0.0
     slot = client - line.prior.block
@@ -175,7 +175,7 @@ def _span_of(line: Segments, client: int) -> tuple[float, float]:
 @njit(cache=True)
 def _at_least(line: Segments, threshold: float, listed: IntArray) -> IntArray:
     """The clients with at least ``threshold``, ``listed`` ones and the block aside."""
-    slots = expert_trees.mixed_at_least(line.trees, line.raised, line.base, threshold)
+    slots = expert_trees.mixed_at_least(line.trees, line.mixture, threshold)
     own = sumtree.at_least(line.own, threshold / line.unseen_ratio)
     found = np.concatenate((line.trees.clients[slots], line.prior.block + own))
     if listed.size:
