@@ -60,6 +60,16 @@ class TestResults:
         arguments = ["compare", *TINY, "--samplers"]
         assert invoke(*arguments, "avare, vrb ").stdout == invoke(*arguments, "avare,vrb").stdout
 
+    def test_warmup_says_where_kernels_are_kept(self):
+        result = invoke("warmup")
+        assert result.exit_code == 0
+        assert "__pycache__" in result.stdout or "NUMBA_CACHE_DIR" in os.environ
+
+    def test_a_directory_is_no_run(self):
+        result = invoke("report", ".")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == "sortition: path must name a file, got the directory '.'\n"
+
     def test_as_a_module(self):
         assert shell("--version").stdout == f"sortition {sortition.__version__}\n"
 

@@ -24,6 +24,7 @@ MODULES = {
     "diagnose": "sortition.cli.diagnosing",
     "reproduce": "sortition.cli.experiments",
     "samplers": "sortition.cli.experiments",
+    "warmup": "sortition.cli.experiments",
     "report": "sortition.cli.runs",
     "runs": "sortition.cli.runs",
 }

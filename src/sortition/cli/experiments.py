@@ -26,6 +26,7 @@ from sortition.cli.options import (
     write_text,
 )
 from sortition.core.designs import DESIGNS, Design
+from sortition.engine.compiling import cache_directory
 from sortition.lab.arena.environments import ENVIRONMENTS, SPLITS, ProblemFactory, Split, environments_of
 from sortition.lab.arena.tournament import Arena, run_closed_loop, run_replay
 from sortition.lab.arena.vectors import (
@@ -71,6 +72,7 @@ from sortition.lab.reports.standings import (
 from sortition.lab.reproduce.figures import FIGURES, FULL, QUICK, VARIANTS, Variant
 from sortition.lab.reproduce.finished import write_whole
 from sortition.lab.reproduce.results import Result, execute, plan
+from sortition.lab.warmup import TASKS, warm_up
 
 app = typer.Typer()
 
@@ -190,7 +192,7 @@ def compare_command(
         typer.echo(f"Report: {report.resolve()}")
 
 
-# sortition samplers -----------------------------------------------------------------------------------------
+# sortition samplers, sortition warmup -----------------------------------------------------------------------
 
 
 @app.command("samplers")
@@ -208,6 +210,15 @@ def samplers_command() -> None:
         "cost: K clients drawn a round, n ever drawn, M in all, E experts.\n"
         "Each is a class of the library: sortition.EmpiricalBayesSampler(num_clients, cohort_size, ...)."
     )
+
+
+@app.command("warmup")
+def warmup_command() -> None:
+    """Compile every kernel now, for example in an image, so that the first run does not have to."""
+    start = time.perf_counter()
+    with RoundsProgress(total=len(TASKS), what="kernels") as progress:
+        warm_up(progress.advance_to)
+    typer.echo(f"Compiled in {time.perf_counter() - start:.0f} s, in {cache_directory()}")
 
 
 # sortition arena --------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def report(
     """Make a page of a recorded run: one HTML file that opens offline."""
     from sortition.lab.reports.ledger_page import ledger_page
 
-    target = run.with_name(run.name + ".html") if output is None else output
+    target = Path(f"{run}.html") if output is None else output
     with _reading(run, good) as record:
         page = ledger_page(record)
     try:

@@ -33,6 +33,7 @@ from sortition.core.validation import (
 from sortition.core.variance import log_feedback as log_feedback_of
 from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster, all_replied
+from sortition.engine.compiling import tell_who_waits
 from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
 from sortition.samplers.guard import Guard, GuardState, Suspect
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
@@ -95,6 +96,7 @@ class BaseSampler(ABC):
         guard: Guard | None = None,
         privacy: NormPrivacy | None = None,
     ) -> None:
+        tell_who_waits()
         self._initial_clients = whole_number("num_clients", num_clients, least=1, most=MOST_CLIENTS)
         self._cohort_size = whole_number("cohort_size", cohort_size, least=1, most=MOST_CLIENTS)
         one_of("design", design, DESIGNS)
