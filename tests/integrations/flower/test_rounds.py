@@ -277,6 +277,17 @@ def test_metrics_that_only_some_clients_report_are_means_over_these():
     assert metrics["loss"] == 1.0
 
 
+def test_the_line_of_a_round_tells_failures_from_refused_replies(caplog):
+    def wrong(arrays, server_round):
+        return {"other": arrays["w"]}
+
+    silent = Client(fails=lambda server_round: "times out")
+    grid = federation([Client(), Client(), Client(train=wrong), silent])
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        one_round(AdaptiveSampling(fedavg(), cohort_size=4), grid, model(0.0))
+    assert "aggregate_train: drew 4 of 4 clients online; 2 replied, 2 failed (1 refused)" in caplog.messages
+
+
 def test_a_metrics_function_that_fails_does_not_end_the_run(caplog):
     def aggregate(records, weighted_by_key):
         return MetricRecord(

@@ -294,8 +294,9 @@ class AdaptiveSampling(Strategy):
         weighed = outcome.weighed
         num_replies = len(weighed.replied)
         log.info(
-            "aggregate_train: drew %d of %d clients online; %d replied, %d failed",
+            "aggregate_train: drew %d of %d clients online; %d replied, %d failed%s",
             *(len(drawn.cohort), len(drawn.available), num_replies, len(drawn.cohort) - num_replies),
+            f" ({outcome.refused} refused)" if outcome.refused else "",
         )
         if outcome.arrays is None and not num_replies:
             log.warning("No client replied in round %d: model and sampler stay as they are", server_round)
