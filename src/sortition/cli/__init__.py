@@ -25,9 +25,10 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
+        extra = EXTRAS[package]
         print(
             f"sortition: this command needs the package {package}, which is not installed; "
-            f"run: pip install 'sortition[{EXTRAS[package]}]'",
+            f"run: pip install 'sortition[{extra}]' (in a clone: pip install '.[{extra}]')",
             file=sys.stderr,
         )
         raise SystemExit(2) from None

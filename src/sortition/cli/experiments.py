@@ -391,7 +391,9 @@ def _vector_environments(names: list[str] | None) -> list[VectorEnvironment]:
     missing = [env.name for env in chosen if names is None and env.needs and find_spec(env.needs) is None]
     if missing:
         typer.echo(
-            f"sortition: no {', '.join(missing)} without torch; run: pip install 'sortition[torch]'", err=True
+            f"sortition: no {', '.join(missing)} without torch; run: pip install 'sortition[torch]' "
+            "(in a clone: pip install '.[torch]')",
+            err=True,
         )
     return [env for env in chosen if env.name not in missing]
 
@@ -447,7 +449,9 @@ def _draw_heat_map(arena: Arena, measure: str, path: Path) -> None:
         path.with_suffix(".png").write_bytes(picture_png(specification))
     except ModuleNotFoundError:
         typer.echo(
-            "sortition: no heat map without vl-convert; run: pip install 'sortition[reports]'", err=True
+            "sortition: no heat map without vl-convert; run: pip install 'sortition[reports]' "
+            "(in a clone: pip install '.[reports]')",
+            err=True,
         )
 
 

@@ -253,7 +253,7 @@ def _made(problem: ProblemFactory, seed: int) -> Problem:
         raise ConfigurationError(f"problem must be a function or class that takes a seed, got {problem!r}")
     try:
         return check_problem(problem(seed=seed))
-    except SortitionError:
+    except (SortitionError, ModuleNotFoundError):
         raise
     except Exception as error:
         said = " ".join(str(error).split())

@@ -17,12 +17,13 @@ def check_version() -> None:
     least = ".".join(map(str, LEAST))
     if found is None:
         raise ImportError(
-            f"sortition.integrations.flower needs Flower {least} or newer: pip install 'sortition[flower]'"
+            f"sortition.integrations.flower needs Flower {least} or newer: pip install 'sortition[flower]' "
+            "(in a clone: pip install '.[flower]')"
         )
     if tuple(map(int, re.findall(r"\d+", found)[:2])) < LEAST:
         raise ImportError(
             f"sortition.integrations.flower needs Flower {least} or newer, got {found}: "
-            "pip install --upgrade 'sortition[flower]'"
+            "pip install --upgrade 'sortition[flower]' (in a clone: pip install --upgrade '.[flower]')"
         )
 
 
