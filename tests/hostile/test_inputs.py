@@ -30,6 +30,11 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "bytes": lambda a: np.asarray(a).astype(bytes),
     "booleans": lambda a: np.ones(len(a), dtype=bool),
     "list-of-booleans": lambda a: [True] * len(a),
+    "boolean-among-numbers": lambda a: [True, *a[1:]],
+    "boolean-of-numpy-among-numbers": lambda a: (np.bool_(True), *a[1:]),
+    "boolean-array-among-numbers": lambda a: [np.array(True), *a[1:]],
+    "masked-among-numbers": lambda a: [np.ma.masked, *a[1:]],
+    "list-of-masked": lambda a: [np.ma.array(x, mask=True) for x in a],
     "dates": lambda a: np.arange(len(a)).astype("datetime64[s]"),
     "durations": lambda a: np.arange(len(a)).astype("timedelta64[s]"),
     "complex": lambda a: np.asarray(a) + 0j,
@@ -93,6 +98,12 @@ def test_norms_that_are_no_numbers(kind: str, tmp_path: Path) -> None:
         with pytest.raises(SortitionError):
             run.observe(cohort, wrong)
         run.observe(cohort, [1.0, 2.0])
+
+
+def test_a_mask_of_replies_that_is_masked_itself() -> None:
+    cohort = AvareSampler(**COMMON, design="fixed_size").draw()
+    with pytest.raises(CohortError, match="masked array"):
+        cohort.replied(np.ma.array([True, True], mask=[True, False]))
 
 
 @pytest.mark.parametrize(

@@ -88,10 +88,11 @@ class Cohort:
         together, and that factor favours those drawn once; this one is exact.
         """
         present = np.asarray(mask)
-        if present.dtype != np.bool_ or present.shape != self.clients.shape:
+        masked = isinstance(mask, np.ma.MaskedArray)  # what is masked would be lost
+        if masked or present.dtype != np.bool_ or present.shape != self.clients.shape:
             raise CohortError(
                 f"mask must be {len(self)} booleans, one for each client of the cohort, "
-                f"got {present.dtype} of shape {present.shape}"
+                f"got {'a masked array' if masked else present.dtype} of shape {present.shape}"
             )
         if present.all():
             return self

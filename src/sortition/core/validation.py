@@ -268,6 +268,8 @@ def real_numbers(name: str, values: ArrayLike, error: type[SortitionError]) -> n
     """``values`` as an array of integers or floats; strings, booleans, dates and the like are no numbers."""
     if type(values) is np.ndarray and values.dtype == np.float64:
         return values
+    if isinstance(values, (list, tuple)) and any(map(_is_no_number, values)):
+        raise error(f"{name} must be real numbers, got {shown(values)}")
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor that keeps gradients
@@ -277,6 +279,14 @@ def real_numbers(name: str, values: ArrayLike, error: type[SortitionError]) -> n
     if isinstance(values, np.ma.MaskedArray):
         raise error(f"{name} must be real numbers without a mask, got a masked array; see its filled()")
     return found
+
+
+def _is_no_number(value: Any) -> bool:
+    """Whether a member of a list is a boolean or masked: beside numbers numpy would take it for one."""
+    if isinstance(value, float) or type(value) is int:
+        return False
+    masked = isinstance(value, np.ma.MaskedArray)
+    return masked or isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
 def _real(value: Any) -> float | None:

@@ -52,6 +52,8 @@ def pieces(values: Plain) -> list[bytes | memoryview]:
             raise ConfigurationError(f"arrays must have strings as names, got {name!r}")
         if isinstance(value, np.generic):
             value = value.item()
+        if isinstance(value, np.ma.MaskedArray):
+            raise ConfigurationError(f"{name} must have no mask, which would be lost; see its filled()")
         if isinstance(value, np.ndarray):
             data = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("<")).reshape(value.shape)
             if not _DTYPE.fullmatch(data.dtype.str):
@@ -172,6 +174,22 @@ def cohort_values(cohort: Cohort) -> dict[str, Any]:
     }
 
 
+def cohort_bytes(cohort: Cohort) -> bytes:
+    """``pack(cohort_values(cohort))``, with a header that is made once for all cohorts of one length."""
+    if cohort.available is not None:
+        return pack(cohort_values(cohort))
+    parts = [getattr(cohort, name).tobytes() for name in _PARTS]
+    ticket = int(cohort.ticket).to_bytes(8, "little", signed=True)
+    return b"".join((_cohort_header(cohort.cohort_size, len(cohort)), ticket, *parts))
+
+
+@lru_cache(maxsize=1024)
+def _cohort_header(cohort_size: int, clients: int) -> bytes:
+    zeros = np.zeros(clients, dtype=np.int64)
+    blank = pack(cohort_values(Cohort(0, cohort_size, zeros, zeros, zeros, zeros)))
+    return blank[: -8 * (1 + len(_PARTS) * clients)]
+
+
 def cohort_of(round_index: int, values: Mapping[str, Any]) -> Cohort:
     """The cohort of a row, as it was drawn."""
     try:
@@ -237,13 +255,7 @@ def available_of(values: Mapping[str, Any]) -> IntArray | None:
 
 def same_cohort(one: Cohort, other: Cohort) -> bool:
     """Whether two cohorts are equal to the bit."""
-    return (
-        one.round_index == other.round_index
-        and one.cohort_size == other.cohort_size
-        and one.ticket == other.ticket
-        and all(getattr(one, name).tobytes() == getattr(other, name).tobytes() for name in _PARTS)
-        and pack(available_values(one.available)) == pack(available_values(other.available))
-    )
+    return one.round_index == other.round_index and cohort_bytes(one) == cohort_bytes(other)
 
 
 def same_norms(one: FloatArray, other: FloatArray) -> bool:

@@ -20,7 +20,7 @@ import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError
 from sortition.core.protocols import Sampler
-from sortition.ledger.encoding import cohort_of, ids_of, same_cohort, whole_of
+from sortition.ledger.encoding import available_of, cohort_bytes, cohort_of, ids_of, whole_of
 from sortition.ledger.files import SNAPSHOT, RunFiles
 from sortition.ledger.store import Event, Store
 from sortition.samplers.base import BaseSampler
@@ -89,14 +89,14 @@ class Replayed:
             raise LedgerError(f"row {event.number} ({event.kind}) cannot be repeated: {error}") from error
 
     def _draw(self, event: Event, values: Mapping[str, Any]) -> None:
-        recorded = cohort_of(event.round_index, values)
-        drawn = self.sampler.draw(recorded.available)
-        if not same_cohort(drawn, recorded):
+        drawn = self.sampler.draw(available_of(values))
+        if drawn.round_index != event.round_index or cohort_bytes(drawn) != event.payload:
+            cohort_of(event.round_index, values)  # the error, if the row does not hold a cohort
             raise LedgerError(
                 f"the sampler draws another cohort in round {event.round_index} than the recorded one: the "
                 "sampler, the version of the library or the kind of processor is not that of the record"
             )
-        self.open[event.round_index] = recorded
+        self.open[event.round_index] = drawn
         self.round_index = event.round_index + 1
 
 
