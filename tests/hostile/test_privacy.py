@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sortition import AvareSampler, Cohort, NormPrivacy
+from sortition import AvareSampler, Cohort, NormPrivacy, PortfolioSampler
 from sortition.samplers.privacy import GRID, Noise
 
 
@@ -32,3 +32,10 @@ def test_probabilities_show_nothing_but_the_grid() -> None:
     numbers = np.arange(1, 2 * GRID)  # the first client's noised norm is one of these
     fits = [np.abs(numbers * ratio - np.rint(numbers * ratio)) < 1e-5 for ratio in p / p[0]]
     assert np.any(np.all(fits, axis=0))
+
+
+def test_a_private_portfolio_does_not_show_the_seed_by_its_experts() -> None:
+    experts = [AvareSampler(num_clients=6, cohort_size=2, seed=987654321) for _ in range(2)]
+    private = PortfolioSampler(experts=experts, seed=987654321, privacy=NormPrivacy(1.0, 2.0))
+    assert "987654321" not in repr(private)
+    assert "seed=987654321" in repr(PortfolioSampler(experts=experts, seed=987654321))

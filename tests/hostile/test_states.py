@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from benchmarks.hostile import COMMON, MAKERS, judge
-from sortition import AvareSampler, KVibSampler, OptimalClientSampler, OptimalSampler
+from sortition import (
+    AvareSampler,
+    EmpiricalBayesSampler,
+    KVibSampler,
+    OptimalClientSampler,
+    OptimalSampler,
+)
+from sortition.core.designs import Design, inclusion_probabilities
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -58,3 +65,25 @@ def test_avare_after_spikes_is_avare() -> None:
             c = 0.5 * (low + high)
             low, high = (c, high) if np.maximum(floor, c * last).sum() < 1.0 else (low, c)
         assert spiky.probabilities() == pytest.approx(np.maximum(floor, c * last), rel=1e-6)
+
+
+@pytest.mark.parametrize("design", ["fixed_size", "without_replacement"])
+@pytest.mark.parametrize("mass", [1e60, 1e-60])
+def test_a_state_with_newcomers_of_extreme_mass_can_be_loaded(mass: float, design: Design) -> None:
+    """Beside a huge mass the others were lost in a difference, and the sampler's own state was refused."""
+    rng = np.random.default_rng(0)
+    sampler, other = (EmpiricalBayesSampler(num_clients=9, cohort_size=2, design=design) for _ in range(2))
+    for index in range(20):
+        cohort = sampler.draw()
+        sampler.observe(cohort, rng.lognormal(size=2))
+        if index % 5 == 3:
+            sampler.add_clients([mass])
+        other.load_state_dict(sampler.state_dict())
+        assert np.array_equal(other.probabilities(), sampler.probabilities())
+        assert sampler.probabilities().sum() == pytest.approx(1.0)
+
+
+def test_inclusion_probabilities_where_next_to_nothing_is_left() -> None:
+    """One over 1e-320 is no double: a client of probability 0 had nan."""
+    found = inclusion_probabilities(np.array([1.0, 2e-320, 2e-320, 0.0]), cohort_size=2)
+    assert found == pytest.approx([1.0, 0.5, 0.5, 0.0], abs=1e-3)

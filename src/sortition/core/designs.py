@@ -103,10 +103,10 @@ def inclusion_probabilities(probabilities: FloatArray, cohort_size: int) -> Floa
     rest = np.cumsum(descending[::-1])[::-1]  # rest[i]: the mass of all but the i largest
     certain = np.arange(cohort_size)
     # the smallest number of certain clients that leaves nobody else above one
-    scale = (cohort_size - certain) / rest[:cohort_size]
-    enough = scale * descending[:cohort_size] <= 1.0
-    c = scale[np.argmax(enough)] if enough.any() else np.inf
-    return np.minimum(1.0, c * probabilities)
+    enough = (cohort_size - certain) * (descending[:cohort_size] / rest[:cohort_size]) <= 1.0
+    number = int(np.argmax(enough))  # K - 1 at most: nobody has more than all that are left
+    with np.errstate(over="ignore"):  # one over the mass that is left may be more than a double holds
+        return np.minimum(1.0, (cohort_size - number) * (probabilities / rest[number]))
 
 
 def draw_with_replacement(

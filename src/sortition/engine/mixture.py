@@ -284,8 +284,9 @@ class ExpertMixture(Distribution):
 
     def summed(self) -> float:
         """What the expert sums to that is furthest from one."""
-        root, (_, scales, bases) = self.root, self.experts
-        in_base = np.maximum(self.roster.total - root[expert_trees.MASS], 0.0)
+        root, (_, scales, bases), unseen = self.root, self.experts, self._unseen
+        seen_in_base = np.maximum(self.trees.totals[-1] - root[expert_trees.MASS], 0.0)
+        in_base = seen_in_base + unseen.in_block + unseen.own_mass  # no difference that a huge mass cancels
         with np.errstate(over="ignore"):  # then it is inf, and no distribution
             sums = (scales * root[expert_trees.SUM] + bases * in_base) / self.roster.total
         return float(sums[np.argmax(np.abs(sums - 1.0))])

@@ -565,4 +565,6 @@ def _short(value: Any) -> str:
     """A setting in a few characters."""
     if isinstance(value, np.ndarray):
         return f"<{len(value)} values>"
+    if isinstance(value, (list, tuple)) and all(isinstance(one, BaseSampler) for one in value):
+        return f"[{', '.join(type(one).__name__ for one in value)}]"  # without their seeds
     return repr(value)

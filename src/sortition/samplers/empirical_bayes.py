@@ -192,13 +192,16 @@ class EmpiricalBayesSampler(BaseSampler):
 
 MOST, FURTHEST, LARGEST_EXPONENT = 1e15, 1e4, 700.0
 """The largest count of a state, the logarithm furthest from 0, and what a double allows as an exponent."""
+LARGEST_LOSS = 1e250
+"""Estimated losses are at most about one over the least prior, which newcomers can make as small as 1e-200."""
 LIMITS: dict[str, dict[str, Any]] = {
     "level": {"least": -FURTHEST, "most": FURTHEST, "nan": True},  # nan before the first feedback
     "log_loss": {"least": -FURTHEST, "most": FURTHEST, "nan": True},
     "gain": {"least": GAINS[1], "most": GAINS[2]},
     "innovation": {"least": -MOST, "most": MOST},
     **{name: {"least": LEAST_SHARE, "most": 1.0} for name in ("discovered", "share")},
-    **{name: {"least": 0.0, "most": MOST} for name in ("learnt_loss", "prior_loss", "followed")},
+    **{name: {"least": 0.0, "most": LARGEST_LOSS} for name in ("learnt_loss", "prior_loss")},
+    "followed": {"least": 0.0, "most": MOST},
     **{name: {"least": 1.0, "most": MOST} for name in ("noise", "noise_count", "drawn", "replied")},
     **{name: {"least": -FURTHEST, "most": FURTHEST} for name in ("slope", "stranger")},
 }
@@ -210,6 +213,7 @@ SUM_TOLERANCE = 1e-4
 def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     """Raise a StateError unless the records of a state make sense, and have these sums."""
     right = people["replied"] <= people["drawn"]
+    right &= people["learnt_loss"] * LEAST_SHARE <= people["prior_loss"] * (1.0 + SUM_TOLERANCE)
     right &= bool(np.all((seen["chance"] >= 0.0) & (seen["chance"] <= 1.0)))
     right &= bool(np.all((seen["replied"] >= 0.0) & (seen["replied"] <= seen["drawn"])))
     for name in ("visits", "tries"):
