@@ -17,7 +17,9 @@ def test_a_cohort_is_written_as_its_values_are(size: int, available: list[int] |
     assert cohort_bytes(cohort) == pack(cohort_values(cohort))
 
 
-@pytest.mark.parametrize("part", ["round_index", "cohort_size", "clients", "counts", "probabilities", "weights"])
+@pytest.mark.parametrize(
+    "part", ["round_index", "cohort_size", "clients", "counts", "probabilities", "weights"]
+)
 def test_cohorts_that_differ_in_one_value_are_not_the_same(part: str) -> None:
     def cohort(**other: int) -> Cohort:
         lists = {name: [other.get(name, 4), 7] for name in ("clients", "counts", "probabilities", "weights")}

@@ -193,7 +193,7 @@ class EmpiricalBayesSampler(BaseSampler):
 MOST, FURTHEST, LARGEST_EXPONENT = 1e15, 1e4, 700.0
 """The largest count of a state, the logarithm furthest from 0, and what a double allows as an exponent."""
 LARGEST_LOSS = 1e250
-"""Estimated losses are at most about one over the least prior, which newcomers can make as small as 1e-200."""
+"""Estimated losses are at most about one over the least prior; newcomers can make that 1e-200."""
 LIMITS: dict[str, dict[str, Any]] = {
     "level": {"least": -FURTHEST, "most": FURTHEST, "nan": True},  # nan before the first feedback
     "log_loss": {"least": -FURTHEST, "most": FURTHEST, "nan": True},
