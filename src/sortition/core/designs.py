@@ -106,7 +106,8 @@ def inclusion_probabilities(probabilities: FloatArray, cohort_size: int) -> Floa
     enough = (cohort_size - certain) * (descending[:cohort_size] / rest[:cohort_size]) <= 1.0
     number = int(np.argmax(enough))  # K - 1 at most: nobody has more than all that are left
     with np.errstate(over="ignore"):  # one over the mass that is left may be more than a double holds
-        return np.minimum(1.0, (cohort_size - number) * (probabilities / rest[number]))
+        found: FloatArray = np.minimum(1.0, (cohort_size - number) * (probabilities / rest[number]))
+    return found
 
 
 def draw_with_replacement(

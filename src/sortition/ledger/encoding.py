@@ -185,8 +185,8 @@ def cohort_bytes(cohort: Cohort) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _cohort_header(cohort_size: int, clients: int) -> bytes:
-    zeros = np.zeros(clients, dtype=np.int64)
-    blank = pack(cohort_values(Cohort(0, cohort_size, zeros, zeros, zeros, zeros)))
+    whole, real = np.zeros(clients, dtype=np.int64), np.zeros(clients)
+    blank = pack(cohort_values(Cohort(0, cohort_size, whole, whole, real, real)))
     return blank[: -8 * (1 + len(_PARTS) * clients)]
 
 
