@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sortition.engine.capped import LARGEST_SCALE, Capped, levelled, limited
+from sortition.engine.capped import LARGEST_SCALE, Capped, levelled
+from sortition.engine.capped import limited as limited_with_hints
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import draw_cohort
 from sortition.engine.fixed import Prior
@@ -23,6 +24,16 @@ CLIENTS = np.array([1, 2, 4])
 
 def prior(p: Any) -> Prior:
     return Prior(Roster(len(p), np.asarray(p)))
+
+
+def limited(distribution: Any, clients: Any, weights: Any, share: float) -> Any:
+    """With hints that are wrong: they may cost time, and nothing else."""
+    found = limited_with_hints(distribution, clients, weights, share, np.full(len(clients), 1))
+    hints = np.full(len(clients), -1)
+    for _ in range(2):
+        again = limited_with_hints(distribution, clients, weights, share, hints)
+        assert np.array_equal(found.everybody(), again.everybody())
+    return found
 
 
 def limited_by_bisection(q: Any, clients: Any, weights: Any, share: float) -> Any:

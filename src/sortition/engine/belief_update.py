@@ -252,7 +252,7 @@ def learn(
     """``Beliefs.learn``: the clients' new logarithms, and whether those never drawn have moved.
 
     ``masses`` are those of the prior, ``center`` is what their logarithms are relative to in c, and ``sweep``
-    is K / M. ``limited`` are the probabilities that the guard leaves, if it changes any.
+    is K / M. ``limited`` is what the guard leaves of q, if it changes anything.
     """
     people = people_array[0]
     log_masses = np.log(masses)
@@ -274,7 +274,10 @@ def learn(
             p[i] = prior[i] * mixed_ratio(ratios, theta, scales, bases, slots[i])
             y = ratios[slots[i], 1]
             q[i] = prior[i] * (scales[1] * y if y > 0.0 else bases[1])
-        _weigh_prior(people, weights, log_feedback, limited if limited.size else p, q, prior, sweep)
+        if limited.size:
+            q = limited
+            p = theta[0] * prior + theta[1] * q
+        _weigh_prior(people, weights, log_feedback, p, q, prior, sweep)
     for i in range(x.size):
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
     if something:  # zeros alone say nothing about the level

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.drawing import Distribution
+from sortition.engine.drawing import LEAST_LEFT, Distribution
 from sortition.engine.pivotal import ProbabilityLine, line_of_vector
 
 VANISHING = 1e-290
@@ -27,25 +27,30 @@ LARGEST_SCALE = 1000.0
 """Beyond this scale hardly a draw is kept, and rounding counts: draw from the vector of all probabilities."""
 
 
-def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, share: float) -> Distribution:
+def limited(
+    distribution: Distribution, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
+) -> Distribution:
     """``distribution`` with at most ``share`` of what was learnt for ``clients`` (ascending); see above.
 
-    ``weights`` are those of the clients. It is the distribution itself if they hold no more.
+    ``weights`` are those of the clients; ``hints`` make their look-up quicker, and are -1 at first. It is the
+    distribution itself if they hold no more.
 
     >>> from sortition.engine.fixed import Prior
     >>> from sortition.engine.clients import Roster
     >>> inner = Prior(Roster(4, np.array([0.5, 0.3, 0.1, 0.1])))
-    >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), share=0.6).everybody()
+    >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), 0.6, np.full(2, -1)).everybody()
     array([0.3, 0.3, 0.2, 0.2])
     """
     a = distribution.prior_share
-    if float(distribution.look_up(clients).sum()) <= (1.0 - a) * share:
+    if float(distribution.look_up_again(clients, hints).sum()) <= (1.0 - a) * share:
         return distribution  # without asking what was learnt
     learnt = distribution.with_prior_share(0.0, 1.0)
-    q = learnt.look_up(clients)
+    q = learnt.look_up_again(clients, hints)
     if float(q.sum()) <= share:
         return distribution
-    left = learnt.mass_without(clients)
+    left = 1.0 - float(q.sum())
+    if left < LEAST_LEFT:
+        left = learnt.sum_without(clients)
     scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
     prior = distribution.with_prior_share(1.0, 0.0)
     if prior is distribution:  # it has no prior apart from what was learnt
@@ -53,7 +58,7 @@ def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, 
             return distribution  # nobody could have the rest
         listed = levelled(np.minimum(scale * q, 1.0), weights, share)
         return Capped(distribution, scale, clients, listed)
-    own = prior.look_up(clients)
+    own = prior.look_up_again(clients, hints)
     if scale > LARGEST_SCALE:
         scale = LARGEST_SCALE
         from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)

@@ -44,6 +44,10 @@ class Distribution(Protocol):
     def look_up(self, clients: IntArray) -> FloatArray:
         """The probabilities of ``clients``."""
 
+    def look_up_again(self, clients: IntArray, hints: IntArray) -> FloatArray:
+        """The same, for clients that are looked up again and again: ``hints``, first -1, make it quicker."""
+        return self.look_up(clients)
+
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""
 

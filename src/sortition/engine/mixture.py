@@ -39,6 +39,7 @@ MOST_TRIES = 10**4
 """After this many draws from the prior without an unseen client, the unseen are searched one by one."""
 VANISHING = 1e-300
 """The least that a ratio or a mass may become where zero would mean something else."""
+NO_HINTS = np.zeros(0, dtype=np.int64)
 LARGEST_LOG_WEIGHT = 1e-6
 """The logarithm of a weight of one, with room for rounding."""
 
@@ -70,16 +71,22 @@ def look_up(
     client_masses: FloatArray,
     total_mass: float,
     places: Fields,
+    slot_clients: IntArray,
     ratios: FloatArray,
     experts: Fields,
+    hints: IntArray,
 ) -> FloatArray:
-    """The mixed probabilities of ``clients``."""
+    """The mixed probabilities of ``clients``, which may have ``hints``: their slots, if these are right."""
     table = HashPlaces(*places)
     log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
     result = np.empty(clients.size)
     for i in range(clients.size):
-        slot = slot_of(table, clients[i])
+        slot = hints[i] if hints.size else EMPTY
+        if not 0 <= slot < slot_clients.size or slot_clients[slot] != clients[i]:
+            slot = slot_of(table, clients[i])
+            if hints.size:
+                hints[i] = slot
         result[i] = client_masses[i] / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
     return result
 
@@ -253,10 +260,22 @@ class ExpertMixture(Distribution):
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The mixed probabilities of ``clients``."""
-        masses, places = self.roster.masses(clients), self._table.fields
-        return np.asarray(
-            look_up(clients, masses, self.roster.total, places, self.trees.ratios, self.expert_fields)
+        return self.look_up_again(clients, NO_HINTS)
+
+    def look_up_again(self, clients: IntArray, hints: IntArray) -> FloatArray:
+        """The same; ``hints`` become the slots of ``clients``, which are a cache miss or two each to find."""
+        trees, places, masses = self.trees, self._table.fields, self.roster.masses(clients)
+        found: FloatArray = look_up(
+            clients,
+            masses,
+            self.roster.total,
+            places,
+            trees.clients,
+            trees.ratios,
+            self.expert_fields,
+            hints,
         )
+        return found
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end."""

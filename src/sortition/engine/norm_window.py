@@ -24,7 +24,7 @@ NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
 LEAST_LOG = -744.0
 """The logarithm of about the least double."""
-UNCERTAINTY = 1.2
+UNCERTAINTY = 1.15
 """The deviation of the logarithms may be this multiple of what quantiles say."""
 
 CLIENT, BEFORE = 0, 1
@@ -33,8 +33,8 @@ LOG, RATE = 0, 1
 """Rows of ``values``: the logarithm of the norm, ascending, and how likely a reply was to be the client's."""
 SIZE, REPLIES = 0, 1
 """Places in ``counters``: the clients in the window, and all replies above zero so far."""
-OUTLIER, CLIP, EXPECTED = 0, 1, 2
-"""Places in ``bounds``: two logarithms, and what clients above the first hold if norms are log-normal."""
+OUTLIER, CLIP, DEVIATION = 0, 1, 2
+"""Places in ``bounds``: two logarithms, and the deviation of the logarithms, at most."""
 
 
 @njit(cache=True)
@@ -120,9 +120,7 @@ def quantile(logs: FloatArray, weights: FloatArray, level: float) -> float:
 def bounds_of(logs: FloatArray, weights: FloatArray, factors: FloatArray, bounds: FloatArray) -> None:
     r"""Compute the bounds by ascending ``logs`` with ``weights``, and by the logs alone; the smaller count.
 
-    With a factor f and a fence e, of ``factors``, a bound is :math:`Q_9 \max(f, (Q_9 / Q_2)^e)`. If norms are
-    log-normal, and s is the deviation of their logarithms, those that exceed the median by x hold
-    :math:`\Phi(s - x/s)` of the best distribution.
+    With a factor f and a fence e, of ``factors``, a bound is :math:`Q_9 \max(f, (Q_9 / Q_2)^e)`.
 
     With weights, a client that is drawn often counts no more than the others; but then a client that is
     hardly ever drawn counts for many. Neither may decide alone.
@@ -135,11 +133,9 @@ def bounds_of(logs: FloatArray, weights: FloatArray, factors: FloatArray, bounds
         bounds[CLIP] = min(bounds[CLIP], high + max(factors[2], factors[3] * spread))
         outlier = high + max(factors[0], factors[1] * spread)
         if outlier < bounds[OUTLIER]:
-            deviation, beyond = UNCERTAINTY * spread / NORMAL_DECILE, outlier - median
-            expected = 0.0
-            if deviation > 0.0 and logs.size >= FEW:  # a third quartile says too little of the tail
-                expected = 0.5 * math.erfc((beyond / deviation - deviation) / math.sqrt(2.0))
-            bounds[OUTLIER], bounds[EXPECTED] = outlier, expected
+            bounds[OUTLIER] = outlier
+            # a third quartile says too little of the tail
+            bounds[DEVIATION] = UNCERTAINTY * spread / NORMAL_DECILE if logs.size >= FEW else 0.0
     bounds[OUTLIER] = min(bounds[OUTLIER], bounds[CLIP])
 
 
@@ -202,6 +198,13 @@ def remember(
 
 
 @njit(cache=True)
+def _average(log_mean: float, log: float, count: int) -> float:
+    """The logarithm of a mean of ``count`` numbers, of which the last is new."""
+    top = max(log_mean, log)
+    return float(top + math.log(((count - 1) * math.exp(log_mean - top) + math.exp(log - top)) / count))
+
+
+@njit(cache=True)
 def note_outliers(
     entries: IntArray,
     values: FloatArray,
@@ -211,28 +214,39 @@ def note_outliers(
     clients: IntArray,
     norms: FloatArray,
     outliers: IntArray,
-    peaks: FloatArray,
-    calm: IntArray,
-    forgiven: int,
-) -> tuple[IntArray, FloatArray, IntArray]:
-    """The outliers, ascending, the logarithms of the norms that made them so, and their calm replies since.
+    means: FloatArray,
+    counts: IntArray,
+    hints: IntArray,
+) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
+    """The outliers, ascending, and of each the logarithm of the mean of its norms since, and their number.
 
-    Those above the bound join: of the window and of a cohort. One leaves when its norm is below the bound, as
-    that is now, or after ``forgiven`` calm replies.
+    The last of the arrays are ``hints`` for their look-up, -1 for those that join.
+    Those of the window and of a cohort above the bound join. One leaves when its mean is below the bound, as
+    that is now. Norms count for at most the clip.
     """
-    size = counters[SIZE]
-    first = np.searchsorted(values[LOG, :size], bounds[OUTLIER], side="right")
-    above = np.log(np.maximum(norms, np.exp(LEAST_LOG))) > bounds[OUTLIER]
-    found = np.concatenate((entries[CLIENT, first:size], clients[above]))
-    found_peaks = np.concatenate((values[LOG, first:size], np.log(norms[above])))
-    calm = calm + ~_not_among(outliers, np.sort(clients))
-    order = np.argsort(found)
-    stay = (calm < forgiven) & (peaks > bounds[OUTLIER]) & _not_among(outliers, found[order])
-    everybody = np.concatenate((outliers[stay], found))
-    order = np.argsort(everybody)
-    everybody = everybody[order]
-    new = np.ones(everybody.size, dtype=np.bool_)
-    new[1:] = everybody[1:] != everybody[:-1]
-    all_peaks = np.concatenate((peaks[stay], found_peaks))[order]
-    all_calm = np.concatenate((calm[stay], np.zeros(found.size, dtype=np.int64)))[order]
-    return everybody[new], all_peaks[new], all_calm[new]
+    first = np.searchsorted(values[LOG, : counters[SIZE]], bounds[OUTLIER], side="right")
+    logs = np.minimum(np.log(np.maximum(norms, np.exp(LEAST_LOG))), bounds[CLIP])
+    found = np.concatenate((clients, entries[CLIENT, first : counters[SIZE]]))
+    found_logs = np.concatenate((logs, np.minimum(values[LOG, first : counters[SIZE]], bounds[CLIP])))
+    order = np.argsort(found, kind="mergesort")  # those of the cohort before the same ones in the window
+    room = outliers.size + found.size
+    new_outliers, new_counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
+    new_means, new_hints = np.empty(room), np.empty(room, dtype=np.int64)
+    size = old = new = 0
+    while old < outliers.size or new < found.size:
+        which = order[new] if new < found.size else -1
+        if new == found.size or (old < outliers.size and outliers[old] <= found[which]):
+            client, mean, count, hint = outliers[old], means[old], counts[old], hints[old]
+            old += 1
+            if new < found.size and client == found[which] and which < clients.size:
+                count += 1
+                mean = _average(mean, found_logs[which], count)
+        else:
+            client, mean, count, hint = found[which], found_logs[which], np.int64(1), np.int64(-1)
+        while new < found.size and found[order[new]] == client:
+            new += 1
+        if mean > bounds[OUTLIER]:
+            new_outliers[size], new_means[size], new_counts[size] = client, mean, count
+            new_hints[size] = hint
+            size += 1
+    return new_outliers[:size], new_means[:size], new_counts[:size], new_hints[:size]

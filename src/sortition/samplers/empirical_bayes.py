@@ -100,8 +100,11 @@ class EmpiricalBayesSampler(BaseSampler):
         self._newcomers = False  # since those never drawn followed last
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        effective = self._effective_distribution()
-        limited = NOTHING if effective is self._distribution else effective.look_up(cohort.clients)
+        limited = NOTHING
+        if self._effective_distribution() is not self._distribution:
+            assert self._guard is not None
+            learnt = self._distribution.with_prior_share(0.0, 1.0)
+            limited = self._guard.limited(learnt, self._weights).look_up(cohort.clients)
         slots, masses = self._see(cohort.clients), self._roster.masses(cohort.clients)
         logs, moved = learn(
             self._people,

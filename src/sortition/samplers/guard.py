@@ -3,9 +3,10 @@ r"""Two rules against clients that lie about their norms; ``docs/hostile-clients
 *Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms. The first
 ``MANY`` replies are judged together; if lies were among them, all are learnt again.
 
-*Share.* An outlier is a client with a recent norm above the lower bound B(``outlier_factor``,
-``outlier_fence``). All outliers together hold at most ``largest_gain`` times their client weight of what was
-learnt, and at most half; but never less than their client weight.
+*Share.* An outlier is a client with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``),
+until the mean of its norms since is below. Of what was learnt, all outliers together hold at most
+``largest_gain`` times their client weight, and at most half; or what the largest clients of their weight
+would hold if norms were log-normal, if that is more.
 
 With the median :math:`Q_2` and the ninth decile :math:`Q_9` of recent norms,
 :math:`B(f, e) = Q_9 \max(f, (Q_9 / Q_2)^e)`.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -33,8 +35,9 @@ from sortition.engine.norm_window import (
     BEFORE,
     CLIENT,
     CLIP,
-    EXPECTED,
+    DEVIATION,
     LOG,
+    NORMAL_DECILE,
     OUTLIER,
     RATE,
     REMEMBERED,
@@ -91,12 +94,11 @@ class Suspect:
 LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 LARGEST_LOG = math.log(np.finfo(float).max)
 MOST = 0.5
-"""What all outliers together may hold at most, unless their client weight is more."""
+"""What ``largest_gain`` lets all outliers together hold at most."""
+NORMAL = NormalDist()
 MANY = 50
 """So many first replies are judged together; with fewer norms, updates are bounded by the median."""
 MOST_REPLIES = 2**62
-FORGIVEN = 5
-"""After this many ordinary replies in a row, an outlier is one no more."""
 
 
 Replies = list[tuple[Cohort, FloatArray]]
@@ -124,8 +126,9 @@ class GuardState:
         self._factors = np.array(logs)
         self._set_window(0, 0, np.zeros((2, REMEMBERED), dtype=np.int64), np.zeros((2, REMEMBERED)))
         self._outliers = np.zeros(0, dtype=np.int64)  # ascending
-        self._peaks = np.zeros(0)  # the logarithm of the norm that made each of them one
-        self._calm = np.zeros(0, dtype=np.int64)  # how often each has replied below the bound since
+        self._means = np.zeros(0)  # the logarithm of the mean of the norms of each since it is one
+        self._counts = np.zeros(0, dtype=np.int64)  # how many these are
+        self._hints = np.zeros(0, dtype=np.int64)  # for their look-up
         self._hits: dict[int, tuple[int, float]] = {}
         self._first: Replies = []  # too few to judge by
         self._begun = False
@@ -165,8 +168,8 @@ class GuardState:
         anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
         before = self._outliers
         if anybody or len(before):
-            self._outliers, self._peaks, self._calm = norm_window.note_outliers(
-                *self._window, cohort.clients, norms, before, self._peaks, self._calm, FORGIVEN
+            self._outliers, self._means, self._counts, self._hints = norm_window.note_outliers(
+                *self._window, cohort.clients, norms, before, self._means, self._counts, self._hints
             )
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
@@ -177,26 +180,22 @@ class GuardState:
         judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
         return (True, judged) if self._hits else (False, [(cohort, norms)])
 
-    def _keep(self, which: BoolArray) -> None:
-        self._outliers, self._peaks, self._calm = (
-            self._outliers[which],
-            self._peaks[which],
-            self._calm[which],
-        )
-
     def _clipped(self, clients: IntArray, norms: FloatArray, before: IntArray) -> FloatArray:
         """The norms, clipped; ``before`` are the clients that were outliers before this cohort.
 
         A newcomer that is none counts for an outlier's bound at most: otherwise clients that come back under
         other names would set what is expected of newcomers.
         """
-        outlier, clip = (math.exp(min(bound, LARGEST_LOG)) for bound in self._bounds[:EXPECTED])
-        caught = norms > clip
-        for client, norm in zip(clients[caught].tolist(), norms[caught].tolist(), strict=True):
-            hits, worst = self._hits.get(client, (0, 0.0))
-            self._hits[client] = (hits + 1, max(worst, math.log(norm) - math.log(clip)))
-        new = (clients >= self._initial_clients) & ~among(clients, before)
-        return np.minimum(norms, np.where(new, outlier, clip))
+        outlier, clip = (math.exp(min(bound, LARGEST_LOG)) for bound in self._bounds[:DEVIATION])
+        for i in np.flatnonzero(norms > clip).tolist():
+            hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
+            self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
+        clipped = np.minimum(norms, clip)
+        new = clients >= self._initial_clients
+        if new.any():
+            new &= ~among(clients, before)
+            clipped[new] = np.minimum(norms[new], outlier)
+        return clipped
 
     def clip_alone(self, norms: FloatArray) -> FloatArray:
         """``norms``, clipped by their own bound; nothing is remembered."""
@@ -211,12 +210,20 @@ class GuardState:
         """``distribution`` with no more for the outliers than their share; itself, if they hold no more."""
         if not len(self._outliers):
             return distribution
-        weights = client_weights.shares(self._outliers)
-        counting = weights > 0.0  # nothing is learnt of the others
-        outliers, weights = self._outliers[counting], weights[counting]
-        together = float(weights.sum())
-        share = max(together, min(MOST, self.guard.largest_gain * together), self._bounds[EXPECTED])
-        return limited(distribution, outliers, weights, share) if 0.0 < share < 1.0 else distribution
+        outliers, hints, weights = self._outliers, self._hints, client_weights.shares(self._outliers)
+        if not weights.all():  # nothing is learnt of clients without a weight
+            counting = weights > 0.0
+            outliers, hints, weights = outliers[counting], hints[counting], weights[counting]
+        share = self.largest_share(float(weights.sum()))
+        return limited(distribution, outliers, weights, share, hints) if 0.0 < share < 1.0 else distribution
+
+    def largest_share(self, weight: float) -> float:
+        """S(c): what outliers of this client weight may hold of what was learnt."""
+        if not 0.0 < weight < 1.0:
+            return weight
+        deviation = max(self._bounds[DEVIATION], NORMAL_DECILE)
+        largest = NORMAL.cdf(NORMAL.inv_cdf(weight) + deviation)
+        return max(largest, min(MOST, self.guard.largest_gain * weight))
 
     def suspects(self) -> list[Suspect]:
         """The clients whose norms were clipped, the most frequent first."""
@@ -229,7 +236,9 @@ class GuardState:
     def forget(self, clients: IntArray) -> None:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
         norm_window.forget(*self._window, clients)
-        self._keep(~among(self._outliers, clients))
+        here = ~among(self._outliers, clients)
+        self._outliers, self._means = self._outliers[here], self._means[here]
+        self._counts, self._hints = self._counts[here], self._hints[here]
         stay = [~among(cohort.clients, clients) for cohort, _ in self._first]
         self._first = [
             (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
@@ -253,8 +262,8 @@ class GuardState:
             "guard.rates": values[RATE, :size].copy(),
             "guard.replies": int(replies),
             "guard.outliers": self._outliers.copy(),
-            "guard.peaks": self._peaks.copy(),
-            "guard.calm": self._calm.copy(),
+            "guard.means": self._means.copy(),
+            "guard.counts": self._counts.copy(),
             "guard.suspects": np.array(list(self._hits), dtype=np.int64),
             "guard.hits": np.array([hits for hits, _ in self._hits.values()], dtype=np.int64),
             "guard.excesses": np.array([worst for _, worst in self._hits.values()], dtype=np.float64),
@@ -283,12 +292,14 @@ class GuardState:
         entries[:, :size], values[:, :size] = (clients, before), (logs, rates)
         guard._set_window(size, replies, entries, values)
         guard._outliers = outliers = array(state, "guard.outliers", np.int64, (None,))
-        guard._peaks = array(state, "guard.peaks", np.float64, (len(outliers),))
-        guard._calm = array(state, "guard.calm", np.int64, (len(outliers),))
+        guard._means = array(state, "guard.means", np.float64, (len(outliers),))
+        guard._counts = array(state, "guard.counts", np.int64, (len(outliers),))
+        guard._hints = np.full(len(outliers), -1)
         right = (np.diff(outliers, prepend=-1) > 0) & (outliers < ids)
         check("guard.outliers", outliers, right, f"ascending, from 0 to {ids - 1}")
-        check("guard.peaks", guard._peaks, np.abs(guard._peaks) <= -LOWEST_LOG, "logarithms of doubles")
-        check("guard.calm", guard._calm, (guard._calm >= 0) & (guard._calm < FORGIVEN), f"below {FORGIVEN}")
+        check("guard.means", guard._means, np.abs(guard._means) <= -LOWEST_LOG, "logarithms of doubles")
+        right = (guard._counts > 0) & (guard._counts <= MOST_REPLIES)
+        check("guard.counts", guard._counts, right, f"from 1 to {MOST_REPLIES}")
         suspects = array(state, "guard.suspects", np.int64, (None,))
         hits = array(state, "guard.hits", np.int64, (len(suspects),))
         worst = array(state, "guard.excesses", np.float64, (len(suspects),))
