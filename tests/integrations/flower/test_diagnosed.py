@@ -1,0 +1,46 @@
+"""A Flower run's ledger can be diagnosed: its feedback is (share times norm) squared, joins included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flwr.proto.node_pb2 import NodeInfo
+
+from sortition import diagnose
+from sortition.integrations.flower import AdaptiveSampling
+from sortition.lab.diagnosis.recorded_run import drawn_rounds
+from sortition.ledger import read_run
+from tests.integrations.flower.fake_grid import federation, model
+from tests.integrations.flower.test_resume import INNER, clients
+
+
+@pytest.mark.parametrize("sizes", ["unknown", "known"])
+def test_the_scale_is_that_of_the_aggregate(tmp_path, sizes):
+    """What the pool calls feedback comes out of the ledger, round by round; client 11 joins in round 4."""
+    everybody = clients()
+    given = {str(place): client.examples for place, client in enumerate(everybody)}
+    options = {"num_examples": given} if sizes == "known" else {}
+    strategy = AdaptiveSampling(
+        INNER["FedAvg"](), ledger=tmp_path / "run.db", cohort_size=4, seed=5, **options
+    )
+    grid = federation(everybody[:11])
+    expected = []
+    observe, configure = strategy._pool.observe, strategy.configure_train
+
+    def observing(drawn, weighed, state):
+        expected.append(weighed.feedback)
+        observe(drawn, weighed, state)
+
+    def configuring(server_round, *arguments):
+        if server_round == 4:
+            grid.nodes[9999] = (NodeInfo(node_id=9999, name="client-11"), everybody[11])
+        return configure(server_round, *arguments)
+
+    strategy._pool.observe, strategy.configure_train = observing, configuring
+    strategy.start(grid, model(0.0, 1.0), num_rounds=12)
+    with read_run(tmp_path / "run.db") as record:
+        found = [one.feedback for one in drawn_rounds(record, 4)]
+    assert len(found) == len(expected) == 12
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+    assert diagnose(tmp_path / "run.db").noise.num_clients == 12
