@@ -8,9 +8,9 @@ federation is an environment and a seed. It is diagnosed at the environment's ow
 it. Then it is trained with uniform sampling, by size, with the default sampler, and with that and a memory
 (draws of fixed size), ``--repeats`` times each with other draws. Each choice has its own constant step: from
 the environment's own (from uniform sampling's best for the others) it is doubled or halved as long as that
-helps. Losses are geometric means over the repeats and then means over the last tenth of the rounds. The
-target is what uniform sampling reaches at its best step after 80% of the rounds. A verdict is right if its
-choice takes at most 1.1 times the rounds of the best choice.
+helps. Losses are geometric means over the repeats, fitted by the nearest falling curve. The target is what
+uniform sampling reaches at its best step after 80% of the rounds. A verdict is right if its choice takes at
+most 1.1 times the rounds of the best choice.
 
 ``--split tune`` takes even seeds, on which the rule was chosen; ``report`` odd ones.
 """
@@ -30,11 +30,11 @@ import numpy as np
 
 from sortition import Memory, Sampler
 from sortition.cli.options import RoundsProgress
-from sortition.core.types import FloatArray
 from sortition.lab.algorithms import FedSGD
 from sortition.lab.arena.environments import ENVIRONMENTS, ProblemFactory, seeds_of
-from sortition.lab.arena.tournament import SMOOTHING_SHARE, TARGET_SHARE
+from sortition.lab.arena.tournament import TARGET_SHARE
 from sortition.lab.arena.vectors import VECTOR_ENVIRONMENTS
+from sortition.lab.compare import FallingCurve
 from sortition.lab.contestants import CONTESTANTS, Trial
 from sortition.lab.diagnosis.findings import CHOICES, MEMORY, NEAR, UNIFORM, verdict_of
 from sortition.lab.diagnosis.trained_problem import measure_problem
@@ -94,8 +94,8 @@ def settings() -> dict[str, Setting]:
     return found
 
 
-def curve(problem: Problem, setting: Setting, choice: str, step: float, seeds: list[int]) -> FloatArray:
-    """The smoothed loss at each measured round: a geometric mean over the draws."""
+def curve(problem: Problem, setting: Setting, choice: str, step: float, seeds: list[int]) -> FallingCurve:
+    """The loss at the measured rounds: a geometric mean over the draws, fitted by a falling curve."""
     apart = max(1, setting.num_rounds // POINTS)
     logs = []
     for seed in seeds:
@@ -117,9 +117,7 @@ def curve(problem: Problem, setting: Setting, choice: str, step: float, seeds: l
                 break  # it diverges
             losses[done.index // apart] = loss
         logs.append(np.log(losses))
-    mean = np.exp(np.mean(logs, axis=0))
-    window = max(1, round(SMOOTHING_SHARE * len(mean)))
-    return np.array([mean[max(0, end - window) : end].mean() for end in range(1, len(mean) + 1)])
+    return FallingCurve(np.mean(logs, axis=0))
 
 
 def climb(value: Callable[[float], tuple[float, float]], start: float) -> float:
@@ -148,25 +146,24 @@ def examine(name: str, setting: Setting, seed: int, repeats: int, tick: Tick) ->
         choices = [choice for choice in CHOICES if choice in noise.sampling]
         verdict = verdict_of({choice: noise.rounds(choice) for choice in choices})
         draws = [1000 * seed + 17 * repeat + 5 for repeat in range(repeats)]
-        known: dict[tuple[str, float], FloatArray] = {}
+        known: dict[tuple[str, float], FallingCurve] = {}
+        points = setting.num_rounds // max(1, setting.num_rounds // POINTS)
 
-        def losses(choice: str, step: float) -> FloatArray:
+        def losses(choice: str, step: float) -> FallingCurve:
             if (choice, step) not in known:
                 known[choice, step] = curve(problem, setting, choice, step, draws)
             return known[choice, step]
 
         def at_target(step: float) -> tuple[float, float]:
-            own = losses(UNIFORM, step)
-            return float(own[round(TARGET_SHARE * len(own)) - 1]), 0.0
+            return losses(UNIFORM, step).at(TARGET_SHARE * points), 0.0
 
         base = climb(at_target, setting.step_size)
         target = at_target(base)[0]
 
         def needed(choice: str, step: float) -> tuple[float, float]:
-            own = losses(choice, step)
-            reached = np.flatnonzero(own <= target)
-            rounds = (int(reached[0]) + 1) * setting.num_rounds / len(own) if len(reached) else math.inf
-            return rounds, float(own[-1])
+            reached = losses(choice, step).rounds_to(target)
+            rounds = math.inf if reached is None else reached * setting.num_rounds / points
+            return rounds, losses(choice, step).at(points)
 
         steps = {choice: climb(partial(needed, choice), base) for choice in choices}
         rounds = {choice: needed(choice, steps[choice])[0] for choice in choices}

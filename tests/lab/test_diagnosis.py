@@ -324,7 +324,7 @@ class TestProblem:
             diagnose(Toy(), cohort_size=K)
         with pytest.raises(ConfigurationError, match="cohort_size must be given"):
             diagnose(Toy(), step_size=0.1)
-        with pytest.raises(ConfigurationError, match="a problem, which has 'client_weights', got int"):
+        with pytest.raises(ConfigurationError, match="or a problem, got int"):
             diagnose(3)
 
 

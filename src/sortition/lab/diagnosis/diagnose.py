@@ -14,6 +14,7 @@ from sortition.lab.diagnosis.norm_table import NormTable, read_norms
 from sortition.lab.diagnosis.recorded_run import measure_run
 from sortition.lab.diagnosis.trained_problem import measure_problem
 from sortition.lab.parallel import Tick
+from sortition.lab.training import check_problem
 from sortition.ledger import RunRecord, read_run
 
 ROUNDS = 200
@@ -57,12 +58,12 @@ def diagnose(
         return _of_table(source, "Norms", cohort_size, seed, tick)
     if isinstance(source, RunRecord):
         return _of_run(source, cohort_size, seed, tick)
-    for name in ("client_weights", "initial_model", "updates"):
-        if not hasattr(source, name):
-            raise ConfigurationError(
-                "source must be a path of norms (.csv) or of a recorded run, a NormTable, a RunRecord or a "
-                f"problem, which has {name!r}, got {type(source).__name__}"
-            )
+    if not hasattr(source, "updates"):
+        raise ConfigurationError(
+            "source must be a path of norms (.csv) or of a recorded run, a NormTable, a RunRecord or a "
+            f"problem, got {type(source).__name__}"
+        )
+    check_problem(source)
     if step_size is None:
         raise ConfigurationError("step_size must be given for a problem: the step that you train it with")
     noise = measure_problem(
