@@ -38,12 +38,10 @@ def _squared_distance(one: NDArray[Any], other: NDArray[Any]) -> float:
 
 
 @njit(cache=True)
-def _add_difference(
-    total: FloatArray, factor: float, one: NDArray[Any], other: NDArray[Any], begin: int, end: int
-) -> None:
-    """total += factor * (one - other), from ``begin`` to ``end``."""
-    for i in range(begin, end):
-        total[i - begin] += factor * (np.float64(one[i]) - np.float64(other[i]))
+def _add_difference(total: FloatArray, factor: float, one: NDArray[Any], other: NDArray[Any]) -> None:
+    """total += factor * (one - other)."""
+    for i in range(total.size):
+        total[i] += factor * (np.float64(one[i]) - np.float64(other[i]))
 
 
 def _flat(array: AnyArray) -> AnyArray:
@@ -182,7 +180,7 @@ def _moved(start: AnyArray, returned: Sequence[AnyArray], coefficients: FloatArr
         part = total[: end - begin]
         part[:] = 0.0
         for array, factor in zip(flat, coefficients.tolist(), strict=True):
-            _add_difference(part, factor, array, begin_from, begin, end)
+            _add_difference(part, factor, array[begin:end], begin_from[begin:end])
         with np.errstate(over="ignore", invalid="ignore"):
             part += begin_from[begin:end]
         target[begin:end] = cast(part, start.dtype)

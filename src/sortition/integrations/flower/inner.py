@@ -18,11 +18,14 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
     FedAvg,
     FedMedian,
     FedTrimmedAvg,
     FedXgbBagging,
     FedXgbCyclic,
+    FedYogi,
     Krum,
     MultiKrum,
     QFedAvg,
@@ -38,6 +41,8 @@ from sortition.integrations.flower.identities import NodeInfo
 
 log = logging.getLogger("flwr.sortition")
 
+OPTIMISERS = (FedAdagrad, FedAdam, FedYogi)
+"""These take note of the model (``current_arrays``) when a round is configured."""
 PLAIN = FedAvg()
 DEFAULT_AGGREGATION = PLAIN.train_metrics_aggr_fn
 """What aggregates the metrics if the user gives no function of his own: their weighted means."""
@@ -145,6 +150,10 @@ class InnerStrategy:
         nodes: list[int],
     ) -> list[Message]:
         if not nodes:
+            if isinstance(
+                self.strategy, OPTIMISERS
+            ):  # which takes note of the model, for a step from a memory
+                self.strategy.current_arrays = arrays_of(arrays)
             return []
         settings = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
         with _changed(self.strategy, settings), _quiet():
@@ -244,11 +253,12 @@ class InnerStrategy:
         Settings do not change, so a program that resumes may use other ones. Attributes are kept if they are
         numbers, strings, arrays, or lists and dictionaries of these. Arrays are not copied.
         """
+        anew = ("current_arrays",) if isinstance(self.strategy, OPTIMISERS) else ()  # set in every round
         arrays: list[AnyArray] = []
         changed = {
             name: _encode(getattr(self.strategy, name), arrays)
             for name, encoded in self._encoded_attributes().items()
-            if not _equal(encoded, self._initial.get(name))
+            if name not in anew and not _equal(encoded, self._initial.get(name))
         }
         return {
             "inner": type(self.strategy).__name__,
