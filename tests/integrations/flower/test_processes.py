@@ -117,7 +117,9 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
 
 @pytest.mark.parametrize("memory", ["none", "server", "clients"])
 def test_fifty_nodes_on_ray(programs, memory):
+    """Every seventh client raises an error, and three of seven return garbage."""
     programs.environment["PROBE_MEMORY"] = memory
+    programs.environment["PROBE_GARBAGE"] = "1"
     port = free_port()
     programs.connection(port)
     programs.start(
@@ -145,7 +147,8 @@ def test_fifty_nodes_on_ray(programs, memory):
         assert all(identity.startswith("node:") for identity in line["identities"])
         assert line["sampling-replies"] == len(line["partitions"]) > 0
         assert line["sampling-replies"] + line["sampling-failures"] == line["sampling-distinct-clients"] == 10
-        assert not any(partition % 7 == 6 for partition in line["partitions"])  # those that always fail
+        assert not any(partition % 7 > 2 for partition in line["partitions"])  # those that can't be used
+        assert line["sampling-refused"] <= line["sampling-failures"]
         assert line["types"] == ["float32", "int64"]
         assert sum(line["probabilities"]) == pytest.approx(1.0)
         assert np.isfinite(line["model"]).all()
@@ -158,6 +161,8 @@ def test_fifty_nodes_on_ray(programs, memory):
     log = programs.logs(last=10**7)
     assert log.count("The ClientApp has no query function") == log.count("@app.query()") == 1
     assert "No query function registered" not in log  # neither Flower's tracebacks
+    assert sum(line["sampling-refused"] for line in rounds) > 0
+    assert "counts as no reply" in log
 
 
 def test_secure_aggregation_on_ray(programs):

@@ -71,7 +71,10 @@ def remember_updates(message: Message, context: Context, call_next: ClientAppCal
     returned = [] if reply.has_error() else list(reply.content.array_records.values())
     if len(sent) != 1 or [_shapes(record) for record in sent] != [_shapes(record) for record in returned]:
         return reply  # the server will say what is wrong with it
-    update = _update(sent[0], returned[0], _strings(question.get(AVERAGED)))
+    try:
+        update = _update(sent[0], returned[0], _strings(question.get(AVERAGED)))
+    except (ValueError, TypeError):
+        return reply
     wanted = str(question.get(DIGEST, ""))
     kept = dict(context.state.array_records.get(RECORD, {}))
     known = {wanted: kept[wanted]} if wanted in kept else {}

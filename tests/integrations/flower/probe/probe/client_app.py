@@ -48,6 +48,13 @@ def train(message: Message, context: Context) -> Message:
     moved = model + np.float32(0.5) * (np.float32(partition) - model)
     arrays = ArrayRecord({"model": Array(moved), "batches": Array(np.array(10 * partition))})
     metrics = MetricRecord({"num-examples": partition + 1, "partition": partition})
+    if os.environ.get("PROBE_GARBAGE") and partition % 7 in (3, 4, 5):
+        garbage = {
+            3: {"model": Array("float32", (3,), "numpy.ndarray", b"garbage"), "batches": arrays["batches"]},
+            4: {"model": arrays["model"]},
+            5: {"model": Array(moved + np.float32("nan")), "batches": arrays["batches"]},
+        }
+        arrays = ArrayRecord(garbage[partition % 7])
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
