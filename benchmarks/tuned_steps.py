@@ -2,7 +2,7 @@
 
     python benchmarks/tuned_steps.py [--environments A,B] [--shares 0.05,0.1] [--seeds 10] [--jobs 2]
         [--out FILE]
-    python benchmarks/tuned_steps.py --too-large [--seeds 20] [--jobs 2]
+    python benchmarks/tuned_steps.py --too-large [--seeds 100] [--rounds 150] [--jobs 2]
 
 Federations of the arena with vectors (300 clients), the default sampler. A method's step size is the one with
 the fewest rounds to the target on five even seeds: among ``STEPS`` first, then among the best of these and
@@ -11,11 +11,10 @@ at their own best step, after 80% of the rounds. Curves are means over the seeds
 rounds. Brackets are 90% intervals over the seeds (bootstrap; the target is taken anew for each sample). Below
 the table: the same at one small step for all methods.
 
-``--too-large`` counts, at steps that are too large for every method, the rounds after the first third in
-which the loss rises by more than 0.3, and shows the final loss: median, mean and largest over the seeds. Of
-these rounds it tells how long the part of the largest client in the aggregate is, and the part that is
-remembered, over the length of the aggregate (medians), that client's weight (median), and how often it had
-never been drawn before.
+``--too-large`` takes a step that is too large for every method, the same seeds with and without a memory,
+and looks at the rounds after the first third in which the loss rises by more than 0.3. It tells how often
+more than half of a rise stays if in that round nothing is remembered (the plain estimate of the same cohort),
+if the client with the largest part counts with weight one, and if everybody takes part.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import json
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,42 +44,59 @@ SMALL_STEP = 0.1
 BASE, FULL = "with_replacement", "full participation"
 METHODS = (BASE, "fixed_size", "fixed_size + memory", FULL)
 TUNING_SEEDS = 5
-TOO_LARGE = (
-    ("fedavg-digits", 0.01, 10.0),
-    ("sgd-digits", 0.01, 3.0),
-    ("fedavg-digits", 0.05, 30.0),
-    ("sgd-digits", 0.05, 10.0),
-    ("fedavg-generated", 0.05, 10.0),
-)
+TOO_LARGE = ("fedavg-digits", 0.01, 10.0)
 """Environment, K/M and step."""
 RISE = 0.3
 WINDOW = 5
 SAMPLES = 1000
 
 
+class Rise(NamedTuple):
+    """A round in which the loss rises, and by how much it would have risen otherwise."""
+
+    rise: float
+    without_memory: float
+    with_weight_one: float
+    with_everybody: float
+    weight: float
+    """Of the client with the largest part in the aggregate."""
+    is_new: bool
+    """Whether that client was never drawn before."""
+
+
 @dataclass(frozen=True)
 class WatchedSGD(FedSGD):
-    """Notes what each aggregate consists of."""
+    """Notes what made the loss rise, from round ``begin`` on."""
 
+    begin: int = field(default=0, kw_only=True)
     seen: set[int] = field(default_factory=set, kw_only=True)
-    notes: list[tuple[float, float, float, float]] = field(default_factory=list, kw_only=True)
-    """Of each round: the largest client's part, its weight, whether it is new, and the remembered part."""
+    rises: list[Rise] = field(default_factory=list, kw_only=True)
 
     def __call__(
         self, state: FloatArray, cohort: Cohort, problem: Problem, round_index: int
     ) -> tuple[FloatArray, FloatArray]:
         """A round of FedSGD, with a note."""
-        weights, remembered = problem.client_weights, 0.0
+        clients, lam = cohort.clients, problem.client_weights
+        updates = problem.updates(state, clients, round_index)
+        residuals = updates
         if self.memory is not None:
-            rows = np.array([self.memory.remembered(client) for client in range(problem.num_clients)])
-            remembered = self.memory.coefficient * float(np.linalg.norm(weights @ rows))
+            remembered = np.array([self.memory.remembered(client) for client in clients.tolist()])
+            residuals = updates - self.memory.coefficient * remembered
         following, norms = super().__call__(state, cohort, problem, round_index)
-        length = max(float(np.linalg.norm(following - state)) / self.step_size, np.finfo(float).tiny)
-        parts = weights[cohort.clients] * cohort.weights * norms
-        place = int(np.argmax(parts))
-        new = float(int(cohort.clients[place]) not in self.seen)
-        self.notes.append((parts[place] / length, cohort.weights[place], new, remembered / length))
-        self.seen.update(cohort.clients.tolist())
+        before = problem.loss(state)
+        rise = problem.loss(following) - before
+        if rise > RISE and round_index >= self.begin:
+            place = int(np.argmax(lam[clients] * cohort.weights * norms))
+            client, weight = int(clients[place]), float(cohort.weights[place])
+            everybody = lam @ problem.updates(state, np.arange(problem.num_clients), round_index)
+            others = (
+                state - self.step_size * ((lam[clients] * cohort.weights) @ updates),
+                following + self.step_size * lam[client] * (weight - 1.0) * residuals[place],
+                state - self.step_size * everybody,
+            )
+            rises = [problem.loss(other) - before for other in others]
+            self.rises.append(Rise(rise, *rises, weight, client not in self.seen))
+        self.seen.update(clients.tolist())
         return following, norms
 
 
@@ -91,9 +108,9 @@ def train(
     seed: int,
     num_rounds: int,
     tick: Tick,
-    notes: list[tuple[float, float, float, float]] | None = None,
+    rises: list[Rise] | None = None,
 ) -> FloatArray:
-    """The training loss after each round; with ``notes``, also what each aggregate consists of."""
+    """The training loss after each round; with ``rises``, also what made it rise."""
     problem = VECTOR_ENVIRONMENTS[environment].make_problem(seed=seed)
     clients = problem.num_clients
     sampler = EmpiricalBayesSampler(
@@ -107,7 +124,9 @@ def train(
     if method.endswith("memory"):
         memory = Memory(num_parameters=problem.initial_model().size, num_clients=clients)
     losses = np.empty(num_rounds)
-    algorithm = FedSGD(step, memory) if notes is None else WatchedSGD(step, memory, notes=notes)
+    algorithm = FedSGD(step, memory)
+    if rises is not None:
+        algorithm = WatchedSGD(step, memory, begin=num_rounds // 3, rises=rises)
     for done in training_rounds(sampler, problem, algorithm, num_rounds, measure_every=0):
         losses[done.index] = problem.loss(done.state)
         tick()
@@ -231,40 +250,39 @@ def main() -> None:
         options.out.write_text(json.dumps(stored, indent=1) + "\n")
 
 
-def watch(
-    environment: str, method: str, share: float, step: float, seed: int, num_rounds: int, tick: Tick
-) -> tuple[FloatArray, FloatArray]:
-    """The losses, and the notes of all rounds."""
-    notes: list[tuple[float, float, float, float]] = []
-    losses = train(environment, method, share, step, seed, num_rounds, tick, notes)
-    return losses, np.array(notes)
+def watch(method: str, seed: int, num_rounds: int, tick: Tick) -> tuple[float, list[Rise]]:
+    """The loss over the last tenth of the rounds, and the rises."""
+    environment, share, step = TOO_LARGE
+    rises: list[Rise] = []
+    with np.errstate(all="ignore"):
+        losses = train(environment, method, share, step, seed, num_rounds, tick, rises)
+    return float(losses[-num_rounds // 10 :].mean()), rises
 
 
 def too_large_steps(seeds: int, rounds: int, jobs: int) -> None:
-    """How often training is thrown back, by method, and by what."""
-    methods = [method for method in METHODS if method != FULL]
+    """How often training is thrown back with and without a memory, and by what."""
     print(
-        "| environment | K/M | step | method | rises a run | final loss: median | mean | largest "
-        "| in rises: one client's part | its weight | never drawn | remembered part |"
+        "| method | rises a run | final loss: median | mean | largest | above twice the median "
+        "| rises that stay without the memory | with weight one | with everybody | weight | never drawn |"
     )
-    print("|---" * 12 + "|")
-    for environment, share, step in TOO_LARGE:
-        for method in methods:
-            tasks = [
-                partial(watch, environment, method, share, step, seed, rounds)
-                for seed in seeds_of("report", seeds)
-            ]
-            runs = run_tasks(tasks, jobs)
-            losses, notes = np.stack([run[0] for run in runs]), np.stack([run[1] for run in runs])
-            rising = np.diff(losses[:, rounds // 3 :], axis=1) > RISE
-            rises, thrown = rising.sum(axis=1), notes[:, rounds // 3 + 1 :][rising]
-            final = losses[:, -rounds // 10 :].mean(axis=1)
-            part, weight, _, remembered = np.median(thrown, axis=0)
+    print("|---" * 11 + "|")
+    median = None
+    for method in ("fixed_size", "fixed_size + memory"):
+        runs = run_tasks([partial(watch, method, seed, rounds) for seed in range(seeds)], jobs)
+        final = np.array([run[0] for run in runs])
+        median = np.median(final) if median is None else median
+        largest = [max(run[1]) for run in runs if run[1]]
+        for label, some in (
+            (method, [rise for run in runs for rise in run[1]]),
+            ("largest of each", largest),
+        ):
+            of = np.array(some)
+            stay = (of[:, 1:4] > of[:, :1] / 2.0).mean(axis=0)
             print(
-                f"| {environment} | {share:.0%} | {step:g} | {method} | {rises.mean():.1f} ± "
-                f"{rises.std(ddof=1) / np.sqrt(seeds):.1f} | {np.median(final):.2f} | {final.mean():.2f} | "
-                f"{final.max():.2f} | {part:.2f} | {weight:.0f} | {thrown[:, 2].mean():.0%} "
-                f"| {remembered:.2f} |",
+                f"| {label} | {len(some) / seeds:.1f} | {np.median(final):.2f} | {final.mean():.2f} | "
+                f"{final.max():.2f} | {(final > 2.0 * median).mean():.0%} | "
+                + " | ".join(f"{share:.0%}" for share in stay)
+                + f" | {np.median(of[:, 4]):.0f} | {of[:, 5].mean():.0%} |",
                 flush=True,
             )
 
