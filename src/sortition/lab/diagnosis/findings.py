@@ -46,8 +46,8 @@ IN_WORDS = {
     ADAPTIVE: "adaptive sampling",
     MEMORY: "adaptive sampling with a memory",
 }
-NEAR = 1.1
-"""A choice is as good as the best if it takes at most this many times its rounds."""
+NEAR = 1.05
+"""A choice is as good as the best if it is expected to take at most this many times its rounds."""
 SAMPLES = 400
 """Of the bootstrap."""
 MOST_ROUNDS = 100
