@@ -399,7 +399,7 @@ class TestOutput:
         assert len({len(line.rstrip()) for line in found.table.splitlines()}) == 1
 
     def test_json_has_it_all(self, found):
-        content = json.loads(found.to_json())
+        content = json.loads(found.json())
         assert content["verdict"] == found.verdict
         assert [row["choice"] for row in content["rows"]] == [UNIFORM, PROPORTIONAL, ADAPTIVE, BEST]
         assert content["rows"][0]["variance"] == 1.0
@@ -520,3 +520,13 @@ class TestCommand:
         assert result.exit_code == 2
         assert expected in result.stderr
         assert result.stderr.count("\n") == 1
+
+    def test_a_comparison_says_what_to_expect(self):
+        tiny = ["--clients", "20", "--cohort", "3", "--rounds", "40", "--repeats", "2", "--jobs", "1"]
+        result = CliRunner().invoke(
+            commands.app, ["compare", *tiny, "--samplers", "proportional", "--diagnose"]
+        )
+        assert result.exit_code == 0
+        above = result.stdout.partition("digits_federation: 20 clients")[0]
+        assert "rounds at tuned steps" in above
+        assert "sampling variance" in above

@@ -73,7 +73,7 @@ def diagnose_command(
         )
     typer.echo(repr(found))
     if json is not None:
-        write_text(json, found.to_json())
+        write_text(json, found.json())
         typer.echo(f"Results: {json.resolve()}")
     if report is not None:
         write_text(report, found.page())

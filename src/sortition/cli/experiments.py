@@ -48,6 +48,7 @@ from sortition.lab.bench import (
 )
 from sortition.lab.compare import DEFAULT_SAMPLERS, compare, rounds_of
 from sortition.lab.contestants import BASELINE, CONTESTANTS, GUIDANCE, find_contestant
+from sortition.lab.diagnosis.diagnose import diagnose
 from sortition.lab.imported import imported
 from sortition.lab.problems.softmax import STEP_SIZE, digits_federation
 from sortition.lab.reports.comparison import MARKS
@@ -133,6 +134,10 @@ def compare_command(
             "--tune", help="Choose the step size for each sampler, on other federations: 5 times the work."
         ),
     ] = False,
+    with_diagnosis: Annotated[
+        bool,
+        typer.Option("--diagnose", help="First tell what to expect, as sortition diagnose does."),
+    ] = False,
     seed: Annotated[
         int, typer.Option(parser=whole_number(0), metavar="N", help="Repeat r uses seed + r.")
     ] = 0,
@@ -166,6 +171,11 @@ def compare_command(
         raise typer.BadParameter("--clients is for the federation of digits; a --problem has its own.")
     else:
         factory = imported("--problem", problem)
+    if with_diagnosis:
+        found = diagnose(
+            factory(seed=seed), cohort_size=cohort, step_size=step_size, num_rounds=rounds, seed=seed
+        )
+        typer.echo(f"{found.sentence}\n\n{found.table}\n")
     names = samplers.split(",")
     total = rounds_of(len({BASELINE, *names}), rounds, repeats, tune=tune)
     with RoundsProgress(total=total) as progress:

@@ -232,7 +232,7 @@ class DiagnosisRow:
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """Whether adaptive sampling helps. ``print`` it, or call ``page()`` and ``to_json()``."""
+    """Whether adaptive sampling helps. ``print`` it, or call ``page()`` and ``json()``."""
 
     source: str
     """What was diagnosed, in words."""
@@ -355,7 +355,7 @@ class Diagnosis:
         """The table's texts."""
         found = []
         for row in self.rows:
-            error = "" if row.standard_error is None else f" ({row.standard_error:.2f})"
+            error = "" if row.standard_error is None else f" (±{row.standard_error:.1g})"
             low, high = sorted((row.fewest_rounds, row.most_rounds))
             span = "x1" if row.choice == UNIFORM else f"x{low:.2f} to x{high:.2f}"
             share = () if row.sampling_share is None else (_percent(row.sampling_share),)
@@ -381,7 +381,7 @@ class Diagnosis:
         facts = "\n".join(f"- {fact}" for fact in self.facts)
         return f"{head}\n{self.sentence}\n\n{self.table}\n\n{facts}"
 
-    def to_json(self) -> str:
+    def json(self) -> str:
         """Verdict, sentence, rows and facts; what is not known is null."""
         noise = self.noise
         content = {
