@@ -189,7 +189,7 @@ def changed(mixed: ExpertMixture) -> ExpertMixture:
 
 
 def with_share(inner: Distribution, clients: list[int], share: float) -> Distribution:
-    return limited(inner, np.array(clients), np.full(len(clients), 0.1), share)
+    return limited(inner, np.array(clients), np.full(len(clients), 0.1), share, np.full(len(clients), -1))
 
 
 def reweighted() -> ReweightedPrior:
