@@ -99,3 +99,33 @@ def test_an_error_says_which_task_it_came_from(jobs):
     with pytest.raises(ZeroDivisionError) as caught:
         run_tasks([succeed, fail], jobs, names=["the first", "the second"])
     assert caught.value.__notes__ == ["in the second"]
+
+
+def test_classes_of_a_script_go_there_and_back(tmp_path):
+    """As in a script or a notebook: neither the task nor its result can be imported by a worker."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dataclasses import dataclass\n"
+        "from sortition.lab.parallel import run_tasks\n"
+        "@dataclass\n"
+        "class Outcome:\n"
+        "    value: int\n"
+        "def task(tick):\n"
+        "    return Outcome(7)\n"
+        "if __name__ == '__main__':\n"
+        "    print(run_tasks([task, task], jobs=2) == [Outcome(7), Outcome(7)])\n"
+    )
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("True\n", "")
+
+
+def test_a_script_without_a_main_guard_is_told_what_to_do(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from sortition.lab.parallel import run_tasks\n"
+        "def task(tick):\n"
+        "    return 7\n"
+        "run_tasks([task, task], jobs=2)\n"
+    )
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert result.stderr.endswith("or take jobs=1\n")

@@ -137,22 +137,22 @@ def _nothing() -> None:
 
 
 class _ByValue:
-    """A task that is pickled by cloudpickle when its turn comes; a worker gets the task itself."""
+    """A task or a result that goes by cloudpickle when its turn comes; what arrives is the thing itself."""
 
-    def __init__(self, task: Callable[[Tick], Any]) -> None:
-        self._task = task
+    def __init__(self, value: Any) -> None:
+        self._value = value
 
     def __reduce__(self) -> tuple[Any, ...]:
         import cloudpickle
 
-        return pickle.loads, (cloudpickle.dumps(self._task),)
+        return pickle.loads, (cloudpickle.dumps(self._value),)
 
 
 def _call(index: int, task: Any) -> Any:
     _under_way[index] = 1
     result = task(_tick)
     _under_way[index] = 0
-    return result
+    return _ByValue(result)
 
 
 def _tick() -> None:
