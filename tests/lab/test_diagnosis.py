@@ -33,7 +33,7 @@ from sortition.lab.diagnosis.findings import (
     UNIFORM,
     VERDICTS,
     Diagnosis,
-    Noise,
+    StepNoise,
     heterogeneity,
     verdict_of,
 )
@@ -331,7 +331,7 @@ class TestProblem:
 def noise_of(**rounds):
     """One measured round with these variances and nothing else."""
     sampling = {name.replace("_", " "): np.array([value]) for name, value in rounds.items()}
-    return Noise(
+    return StepNoise(
         num_clients=M,
         cohort_size=K,
         num_rounds=1,

@@ -128,7 +128,7 @@ def _losses(feedback: FloatArray, probabilities: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Noise:
+class StepNoise:
     """The noise of a step, by choice and round."""
 
     num_clients: int
@@ -236,7 +236,7 @@ class Diagnosis:
 
     source: str
     """What was diagnosed, in words."""
-    noise: Noise
+    noise: StepNoise
 
     @cached_property
     def choice(self) -> str:

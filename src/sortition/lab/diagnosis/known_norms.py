@@ -12,7 +12,7 @@ from sortition import Sampler
 from sortition.core.types import FloatArray
 from sortition.core.variance import optimal_probabilities, variance_loss
 from sortition.lab.contestants import CONTESTANTS, Trial
-from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, PROPORTIONAL, UNIFORM, Noise, heterogeneity
+from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, PROPORTIONAL, UNIFORM, StepNoise, heterogeneity
 from sortition.lab.diagnosis.norm_table import NormTable
 from sortition.lab.parallel import Tick
 from sortition.lab.training import sampling_variance
@@ -29,7 +29,7 @@ def measure_norms(
     held: int = HELD,
     smallest: bool = True,
     tick: Tick = lambda: None,
-) -> Noise:
+) -> StepNoise:
     r"""S is :math:`\sum_m a_m (1/\pi_m - 1)`, with replacement :math:`\frac1K \sum_m a_m / p_m`.
 
     The first is exact for independent draws, and about that for draws of fixed size; the second is exact but
@@ -70,7 +70,7 @@ def measure_norms(
     choices = [UNIFORM, *([PROPORTIONAL] if np.ptp(weights) > 0.0 else []), ADAPTIVE, BEST]
     both = {choice: variances(choice, cohort_size) for choice in choices}
     rows = np.array([t % table.num_rounds for t in every_round])
-    noise = Noise(
+    noise = StepNoise(
         num_clients=table.num_clients,
         cohort_size=cohort_size,
         num_rounds=table.num_rounds,

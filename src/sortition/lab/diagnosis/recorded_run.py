@@ -21,7 +21,7 @@ import numpy as np
 from sortition.core.designs import inclusion_probabilities
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
-from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, PROPORTIONAL, UNIFORM, Noise
+from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, PROPORTIONAL, UNIFORM, StepNoise
 from sortition.lab.diagnosis.known_norms import measure_norms
 from sortition.lab.diagnosis.norm_table import NormTable
 from sortition.lab.parallel import Tick
@@ -73,7 +73,7 @@ def estimates(drawn: DrawnRound, cohort_size: int) -> dict[str, tuple[float, flo
     return {choice: (float(own.sum()), float(other.sum())) for choice, (own, other) in both.items()}
 
 
-def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) -> Noise:
+def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) -> StepNoise:
     """Estimate everything from the rounds that were answered."""
     if record.private:
         raise LedgerError(f"{record.path} is a private run: its norms are hidden, so it can't be diagnosed")
@@ -117,7 +117,7 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
             )
     sampling[BEST], replacing[BEST] = best
     notes.append("The variances are unbiased; 'best possible' is only consistent.")
-    noise = Noise(
+    noise = StepNoise(
         num_clients=rounds[-1].num_available,
         cohort_size=cohort_size,
         num_rounds=len(rounds),
@@ -258,7 +258,7 @@ def _threshold(roots: list[FloatArray], weights: list[FloatArray], cohort_size: 
     return high
 
 
-def _smallest(noise: Noise, choice: str, squares: FloatArray) -> int | None:
+def _smallest(noise: StepNoise, choice: str, squares: FloatArray) -> int | None:
     r"""The least K' for which inclusion probabilities times K'/K have uniform sampling's variance.
 
     .. math:: \frac{K}{K'} (S + A) - A \le S_\mathrm{unif}, \qquad A = \sum_m a_m

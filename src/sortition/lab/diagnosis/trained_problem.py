@@ -33,7 +33,7 @@ from sortition.lab.diagnosis.findings import (
     MEMORY,
     PROPORTIONAL,
     UNIFORM,
-    Noise,
+    StepNoise,
     heterogeneity,
 )
 from sortition.lab.diagnosis.known_norms import default_of
@@ -118,7 +118,7 @@ def measure_problem(
     seed: int = 0,
     smallest: bool = True,
     tick: Tick = lambda: None,
-) -> Noise:
+) -> StepNoise:
     """Train ``num_rounds`` rounds with the default sampler at ``step_size``, and measure along the way."""
     weights = np.asarray(problem.client_weights, dtype=float)
     everybody, model = np.arange(len(weights)), problem.initial_model()
@@ -170,7 +170,7 @@ def measure_problem(
     signals = np.array(signal)
     sampling = {choice: np.array(arm.variances) for choice, arm in arms.items()}
     replacing = {choice: np.array(arm.replacing) for choice, arm in arms.items()}
-    return Noise(
+    return StepNoise(
         num_clients=len(weights),
         cohort_size=cohort_size,
         num_rounds=num_rounds,
