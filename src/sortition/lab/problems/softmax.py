@@ -352,6 +352,11 @@ def gaussian_federation(
     return SoftmaxFederation(features, labels, sizes, batch_size=batch_size, seed=seed)
 
 
+def alike_federation(seed: int = 0) -> SoftmaxFederation:
+    """A hundred clients with as much data, and of the same kind: there is nothing for a sampler to learn."""
+    return gaussian_federation(concentration=1000.0, tail=1000.0, seed=seed)
+
+
 def _skewed_labels(
     rng: np.random.Generator, concentration: float, tail: float, num_clients: int, most: int
 ) -> tuple[IntArray, IntArray]:
