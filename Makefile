@@ -21,13 +21,17 @@ INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo setup check test clean
+.PHONY: help demo setup check test lowest clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
-demo: $(BASE) ## Compare the samplers, installing only what that needs
-	@$(BIN)/sortition compare --report demo-report.html
+DEMO := $(BIN)/sortition compare --diagnose --rounds 200 --samplers proportional,empirical-bayes,optimal
+
+demo: $(BASE) ## Two federations, one where adaptive sampling pays and one where it does not
+	@$(DEMO) --report demo-report.html
+	@echo
+	@$(DEMO) --problem sortition.lab.problems.softmax:alike_federation
 
 setup: $(FULL) ## Install the library with every extra into .venv
 
@@ -41,8 +45,14 @@ check: $(FULL) ## Lint, format, types, import layers, doctests
 test: setup check ## Setup, check, and then every test
 	$(BIN)/pytest --numprocesses $(WORKERS)
 
+lowest: ## Test with the lowest versions that pyproject.toml allows, in .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	PIP_CONSTRAINT=constraints-lowest.txt .venv-lowest/bin/python -m pip install --quiet --editable \
+		'.[cli,experiments,reports,flower]' 'flwr[simulation]' pytest pytest-xdist 'hypothesis>=6.130'
+	.venv-lowest/bin/python -m pytest --numprocesses $(WORKERS)
+
 clean: ## Remove .venv, builds and caches
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-lowest build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # pip is the last thing that venv puts in place, so a half-made .venv is made again.

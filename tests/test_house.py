@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections import defaultdict
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 from sortition.samplers.base import BaseSampler
@@ -52,3 +54,16 @@ def test_samplers_are_at_most_two_levels_below_the_base() -> None:
     depths = {kind.__name__: depth(kind) for kind in below(BaseSampler)}
     assert len(depths) >= 15
     assert {name: found for name, found in depths.items() if found > 2} == {}
+
+
+def test_the_lowest_versions_are_those_of_the_project() -> None:
+    """What ``make lowest`` installs is what pyproject.toml promises to users; torch is left out."""
+    root = SOURCE.parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = (project["optional-dependencies"][name] for name in ("cli", "experiments", "reports", "flower"))
+    promised = dict(each.split(">=") for each in [*project["dependencies"], *chain(*extras)])
+    lines = (root / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
+    tested = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert set(tested) == set(promised)
+    for name, version in tested.items():
+        assert f"{version}.".startswith(f"{promised[name]}."), name
