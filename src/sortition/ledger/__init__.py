@@ -25,6 +25,7 @@
   strings beside a round, such as the model. The newest two of a name are kept. Of a memory's state only the
   rows that have changed are written. Attach before ``observe``; to resume, take the attachment of
   ``last_observed``, the round whose feedback came last. It is None if the file is gone;
+- ``log(loss=0.3)`` and ``logged()``: numbers of the round that was drawn last, for tables and curves;
 - ``note(round_index, name, values)`` and ``notes(name)``: small values in rows of the run, kept for good;
 - ``name_clients(clients, names)``: what the commands call the clients;
 - ``close()``, which the end of a ``with`` block calls.

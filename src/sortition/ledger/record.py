@@ -18,7 +18,7 @@ from sortition.core.validation import named_keywords, printable
 from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
-from sortition.ledger.notes import client_names_in, notes_in
+from sortition.ledger.notes import LOGGED, client_names_in, logged_in, notes_in
 from sortition.ledger.replay import MakeSampler, all_experts, maker_from, rebuild, within
 from sortition.ledger.store import Event, OnRow, Store, counted
 
@@ -192,6 +192,10 @@ class RunRecord:
     def notes(self, name: str) -> dict[int, dict[str, Any]]:
         """What was noted under that name, by round; the last note of each round."""
         return {noted.round_index: values for noted, values in notes_in(self._store, name)}
+
+    def logged(self) -> dict[str, dict[int, float]]:
+        """What was logged, by name and round; -1 is the model before the first round."""
+        return logged_in(notes_in(self._store, LOGGED))
 
     @property
     def client_names(self) -> dict[int, str]:

@@ -29,11 +29,20 @@ from sortition.core.errors import (
 )
 from sortition.core.protocols import check_available
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import client_ids, named_keywords, real_numbers, whole_number
+from sortition.core.validation import client_ids, named_keywords, real_numbers, shown, whole_number
 from sortition.ledger.encoding import Plain, cohort_of, cohort_values, same_cohort, same_norms
 from sortition.ledger.files import SNAPSHOT, RunFiles, make_side_directory, run_file, sync
 from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
-from sortition.ledger.notes import CLIENT_NAMES, client_names_in, note_values, notes_in
+from sortition.ledger.notes import (
+    CLIENT_NAMES,
+    LOGGED,
+    RESERVED,
+    client_names_in,
+    logged_in,
+    logged_values,
+    note_values,
+    notes_in,
+)
 from sortition.ledger.replay import (
     MakeSampler,
     Replayed,
@@ -334,8 +343,8 @@ class RecordedSampler:
         """
         with self._changing() as current, self._refusable(current):
             self._check_round(current, round_index)
-            if name == CLIENT_NAMES:
-                raise ConfigurationError(f"name must not be {name!r}: call name_clients to name clients")
+            if name in RESERVED:
+                raise ConfigurationError(f"name must not be {name!r}: call {RESERVED[name]}")
             self._commit("noted", round_index, note_values(name, values))
 
     def notes(self, name: str) -> dict[int, dict[str, Any]]:
@@ -343,6 +352,34 @@ class RecordedSampler:
         with self._mutex:
             self._current()
             return {noted.round_index: values for noted, values in notes_in(self._store, name)}
+
+    def log(
+        self, numbers: Mapping[str, float] | None = None, /, *, round_index: int | None = None, **named: float
+    ) -> None:
+        """Commit numbers of a round by name, as in ``run.log(loss=0.3)`` or ``run.log({"test/loss": 0.3})``.
+
+        They belong to the round that was drawn last, or to ``round_index``; -1 is the model before the first
+        round. So it does not matter whether they are logged before or after the feedback of that round.
+        Further names may be logged for a round; of the same name the last number counts. nan and infinities
+        are numbers: training may diverge.
+        """
+        if numbers is not None and not isinstance(numbers, Mapping):
+            raise ConfigurationError(f"numbers must be a mapping of names to numbers, got {shown(numbers)}")
+        values = logged_values({**(numbers or {}), **named})
+        with self._changing() as current, self._refusable(current):
+            last = current.round_index - 1
+            at = last if round_index is None else whole_number("round_index", round_index, least=-1)
+            if at > last:
+                raise ConfigurationError(
+                    f"round_index must be at most {last}, the round that was drawn last, got {at}"
+                )
+            self._commit("noted", at, values)
+
+    def logged(self) -> dict[str, dict[int, float]]:
+        """What was logged, by name and round."""
+        with self._mutex:
+            self._current()
+            return logged_in(notes_in(self._store, LOGGED))
 
     @property
     def client_names(self) -> dict[int, str]:

@@ -32,6 +32,9 @@ ROUNDS = ("round", "drawn_at", "observed_at", "clients", "draws", "replies", "fa
 DRAWS = ("round", "client", "count", "probability", "weight", "replied", "norm")
 MEMBERS = ("before_round", "at", "client", "change")
 NAMES = ("client", "name")
+LOGGED_NUMBERS = ("round", "name", "value")
+NAMED_NUMBERS = 8
+"""How many of the logged numbers the line of figures shows."""
 _SHARED = ("num_clients", "cohort_size", "client_weights", "design", "guard", "privacy")
 """Settings that an expert shares with its portfolio, or does not use in it."""
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -116,6 +119,8 @@ class RunSummary:
     """The share of the cohort that replied; nan for open rounds."""
     norms_by_round: FloatArray
     """The median of the norms; nan where there are none, or where they must not be shown."""
+    logged: Mapping[str, Mapping[int, float]]
+    """What was logged, by name and round."""
 
 
 def summarise(record: RunRecord) -> RunSummary:
@@ -173,6 +178,7 @@ def summarise(record: RunRecord) -> RunSummary:
         effective_by_round=effective,
         replies_by_round=replied,
         norms_by_round=np.full(len(medians), np.nan) if record.private else medians,
+        logged=record.logged(),
     )
 
 
@@ -260,8 +266,18 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         ("effective clients", f"{summary.effective_clients:.1f}{of_all}"),
         ("failures", failed),
         ("suspects", summary.suspicion.in_words(summary.clients.names)),
+        *([("last logged", _logged_in_words(summary.logged))] if summary.logged else []),
     ]
     return [(name, printable(value)) for name, value in found]
+
+
+def _logged_in_words(logged: Mapping[str, Mapping[int, float]]) -> str:
+    """The last number of each name, and after how many rounds."""
+    words = []
+    for name, by_round in list(logged.items())[:NAMED_NUMBERS]:
+        last = max(by_round)
+        words.append(f"{name} {by_round[last]:.4g} (round {last + 1})")
+    return ", ".join([*words, *(["..."] if len(logged) > NAMED_NUMBERS else [])])
 
 
 def _continued(summary: RunSummary) -> str:
@@ -346,9 +362,9 @@ def expert_in_words(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write ``rounds.csv``, ``draws.csv``, ``members.csv`` and, if clients have names, ``names.csv``.
+    """Write ``rounds.csv``, ``draws.csv``, ``members.csv`` and, if there are any, ``logged.csv``, ``names.csv``.
 
-    Numbers are exact, times are UTC.
+    Numbers are exact, times are UTC. Rounds count from 0; -1 in ``logged.csv`` is before the first.
 
     ``draws.csv`` has a row for each client of each cohort. A norm is empty where the client did not reply
     (``replied`` 0), where the round is open (``replied`` empty), and in a private run.
@@ -358,11 +374,12 @@ def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Pat
         raise LedgerError(f"{target} is one of the files of the run; choose another directory")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        names = record.client_names
+        names, logged = record.client_names, _logged(record)
         return [
             _write(record, target / "rounds.csv", ROUNDS, _rounds(record)),
             _write(record, target / "draws.csv", DRAWS, _draws(record)),
             _write(record, target / "members.csv", MEMBERS, _members(record)),
+            *([_write(record, target / "logged.csv", LOGGED_NUMBERS, logged)] if logged else []),
             *([_write(record, target / "names.csv", NAMES, sorted(names.items()))] if names else []),
         ]
     except FileExistsError:
@@ -441,6 +458,16 @@ def _members(record: RunRecord) -> Iterator[tuple[Any, ...]]:
         for clients, what in ((change.joined, "joined"), (change.left, "left")):
             for client in [] if clients is None else clients.tolist():
                 yield (change.round_index, _utc(change.time), client, what)
+
+
+def _logged(record: RunRecord) -> list[tuple[int, str, str]]:
+    """Round by round, in the order in which the names were first logged."""
+    rows = [
+        (round_index, name, repr(number))
+        for name, by_round in record.logged().items()
+        for round_index, number in by_round.items()
+    ]
+    return sorted(rows, key=lambda row: row[0])
 
 
 def _utc(seconds: float | None) -> str:

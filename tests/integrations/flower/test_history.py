@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 
 from sortition import ConfigurationError
 from sortition.integrations.flower import AdaptiveSampling
+from sortition.ledger import read_run
 from tests.integrations.flower.fake_grid import federation, model, weights
 from tests.integrations.flower.test_resume import clients
 
@@ -92,6 +93,41 @@ def test_a_resumed_run_has_the_result_of_the_unbroken_one(tmp_path, place, crash
     for found, wanted in zip(before + after, expected, strict=True):
         assert found[1].expected == wanted[1]
         assert found[2] == wanted[2]
+
+
+@pytest.mark.parametrize("crash", [None, ("evaluate_fn", 3), ("on_round", 1)])
+def test_the_metrics_are_logged_in_the_ledger(tmp_path, crash, whole):
+    """As curves of the report; those of round 0 belong to the model before the first round."""
+    if crash is not None:
+        start(tmp_path / "run.db", crash=crash)
+    start(tmp_path / "run.db")
+    with read_run(tmp_path / "run.db") as record:
+        logged = record.logged()
+    wanted = {}
+    for source, part in zip(("train", "evaluate", "server"), PARTS, strict=True):
+        for server_round, metrics in getattr(whole[0], part).items():
+            for name in metrics:
+                if not name.startswith("sampling-"):  # the ledger has the draws
+                    value = pytest.approx(metrics[name], rel=1e-12)
+                    wanted.setdefault(f"{source}/{name}", {})[server_round - 1] = value
+    assert list(logged["server/norm"]) == list(range(-1, ROUNDS))
+    assert logged == wanted
+
+
+def test_metrics_that_can_not_be_logged_do_no_harm(tmp_path):
+    """Names come from the clients, and lists are no numbers."""
+
+    def evaluate_fn(server_round, arrays):
+        return MetricRecord(
+            {"\x1b[31m": 1.0, "list": [1.0, 2.0], "x" * 300: 2.0, "fine": 3, "no": float("nan")}
+        )
+
+    start(tmp_path / "run.db", rounds=2, evaluate_fn=evaluate_fn, on_round=None)
+    with read_run(tmp_path / "run.db") as record:
+        logged = record.logged()
+    of_server = {name: numbers for name, numbers in logged.items() if name.startswith("server/")}
+    assert of_server["server/fine"] == {-1: 3.0, 0: 3.0, 1: 3.0}
+    assert set(of_server) == {"server/fine", "server/no"}
 
 
 def test_the_unbroken_run_has_all_rounds(whole):

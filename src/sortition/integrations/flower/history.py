@@ -47,6 +47,11 @@ class History:
             for name, value in metrics.items()
         }
 
+    def logged(self, server_round: int) -> dict[str, Any]:
+        """Those of a round for the ledger's log. It has the draws, so ``sampling-*`` is left out."""
+        found = self.of_round(server_round)
+        return {name: value for name, value in found.items() if not name.startswith(f"{TRAIN}/sampling-")}
+
     def result(self, arrays: ArrayRecord) -> Result:
         """What ``start`` returns."""
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sortition.integrations.flower.silence import LEAST_SILENT, Silence
 from sortition.integrations.flower.sizes import LARGEST_SIZE, DataSizes
 from sortition.ledger import RecordedSampler, open_run, read_run
 from sortition.ledger.files import run_file, side_directory
+from sortition.ledger.notes import logged_number
 from sortition.ledger.store import check_header
 from sortition.samplers.empirical_bayes import EmpiricalBayesSampler, default_sampler
 
@@ -500,6 +502,23 @@ class ClientPool:
         """Keep small values of the last round in the ledger, if there is one."""
         if self._run is not None and self._run.last_observed is not None:
             self._run.note(self._run.last_observed, name, values)
+
+    def log(self, metrics: Mapping[str, Any], before_first: Mapping[str, Any]) -> None:
+        """Log the numbers among the metrics of the last round in the ledger, if there is one.
+
+        With the first round go those of the model before it. Lists, and names that no terminal should see,
+        are left out: metrics come from the clients.
+        """
+        if self._run is None or self._run.last_observed is None:
+            return
+        last = self._run.last_observed
+        for round_index, values in ((-1, before_first if last == 0 else {}), (last, metrics)):
+            numbers = {}
+            for name, value in values.items():
+                with suppress(ConfigurationError):
+                    numbers[name] = logged_number(name, value)
+            if numbers:
+                self._run.log(numbers, round_index=round_index)
 
     def notes(self, name: str) -> list[dict[str, Any]]:
         """What is in the ledger under that name, oldest first."""

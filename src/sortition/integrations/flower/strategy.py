@@ -518,6 +518,7 @@ class AdaptiveSampling(Strategy):
                 if evaluate_fn is not None:
                     self._add_metrics(server_round, SERVER, evaluate_fn(server_round, arrays))
                 self._history.evaluated = server_round
+                self._pool.log(self._history.logged(server_round), self._history.logged(0))
                 self._pool.note(EVALUATED, self._history.state(since=server_round))
             if on_round is not None and self._reported < server_round:
                 on_round(server_round, self._history.of_round(server_round), arrays)

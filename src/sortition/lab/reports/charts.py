@@ -22,6 +22,8 @@ LARGEST = 1e300
 """Larger values are drawn there: the sum of a stretch must be finite, and the axis needs room."""
 MANY_DECADES = 1e3
 """A logarithmic axis that spans more has lines at the powers of ten only."""
+FAR_APART = 20.0
+"""Numbers that span more than this factor are drawn on a logarithmic axis."""
 COLOURS = {
     "adaptive-osmd": "#0072b2",
     "adaptive-osmd-x100": "#56b4e9",
@@ -109,6 +111,23 @@ def line_chart(
     rounds = max((len(curve.mean) for curve in curves), default=0)
     about = stretches_in_words(rounds, WIDE_POINTS, x_title, median=log)
     return whole_chart({**panel, "width": "container", "height": height}, about)
+
+
+def logged_chart(lines: Mapping[str, Mapping[int, float]], name: str) -> dict[str, Any] | None:
+    """Curves of a number that runs logged under ``name``: of each run, by round.
+
+    The axis is logarithmic where the numbers are positive and far apart. None if no curve has two points.
+    """
+    curves, known = {}, []
+    for label, by_round in lines.items():
+        values = np.array(list(by_round.values()), dtype=float)
+        curves[label] = (np.array(list(by_round)) + 1, values)  # so many rounds were drawn
+        known.append(values[np.isfinite(values)])
+    if max(map(len, known), default=0) < 2:
+        return None
+    values = np.concatenate(known)
+    log = bool(values.min() > 0.0 and values.max() > FAR_APART * values.min())
+    return line_chart(curves, "round", name, log=log, height=260)
 
 
 def panel_chart(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sortition.core.types import IntArray
-from sortition.lab.reports.charts import line_chart
+from sortition.lab.reports.charts import line_chart, logged_chart
 from sortition.lab.reports.page import Number, Page
 from sortition.ledger import RunRecord
 from sortition.ledger.summary import (
@@ -22,6 +22,8 @@ from sortition.ledger.tally import ClientSummary
 
 SHOWN = 20
 CHANGES = 200
+CURVES = 20
+"""Charts of what was logged, at most."""
 
 
 def ledger_page(record: RunRecord) -> str:
@@ -36,6 +38,14 @@ def ledger_page(record: RunRecord) -> str:
         )
         suspects = [summary.clients.of(suspect.client) for suspect in summary.suspicion.suspects[:SHOWN]]
         page.table(SUSPECT_COLUMNS, map(_row, suspect_rows(summary, SHOWN), suspects))
+    drawn = {name: logged_chart({name: numbers}, name) for name, numbers in summary.logged.items()}
+    charts = [chart for chart in drawn.values() if chart is not None]
+    if charts:
+        page.heading("Logged")
+        if len(charts) > CURVES:
+            page.paragraph(f"The first {CURVES} of {len(charts)}; sortition runs export has them all.")
+        for chart in charts[:CURVES]:
+            page.chart(chart)
     rounds = np.arange(1, summary.rounds + 1)
     page.heading("Who takes part")
     page.paragraph(
