@@ -362,9 +362,10 @@ def expert_in_words(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write ``rounds.csv``, ``draws.csv``, ``members.csv`` and, if there are any, ``logged.csv``, ``names.csv``.
+    """Write ``rounds.csv``, ``draws.csv``, ``members.csv``, ``logged.csv``, ``names.csv``.
 
-    Numbers are exact, times are UTC. Rounds count from 0; -1 in ``logged.csv`` is before the first.
+    The last two only if there is something for them. Numbers are exact, times are UTC.
+    Rounds count from 0; -1 in ``logged.csv`` is before the first.
 
     ``draws.csv`` has a row for each client of each cohort. A norm is empty where the client did not reply
     (``replied`` 0), where the round is open (``replied`` empty), and in a private run.
