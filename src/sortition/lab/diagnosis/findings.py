@@ -145,8 +145,6 @@ class StepNoise:
     """G; None if it is not known."""
     largest_signal: FloatArray
     """What the norms allow for G + B."""
-    losses: FloatArray | None = None
-    """The training loss before each round; None if it is not known."""
     block: int = 1
     """Rounds whose mean is the unit of each: where a round is only estimated, it takes several."""
     estimated: bool = False

@@ -134,7 +134,7 @@ def measure_problem(
         for choice in (*sized, ADAPTIVE, MEMORY)
     }
     apart = max(1, num_rounds // MEASURED)
-    signal, minibatch, best, all_feedback, losses = [], [], [], [], []
+    signal, minibatch, best, all_feedback = [], [], [], []
     generator = np.random.default_rng(seed)
     for round_index in range(num_rounds):
         if round_index % apart == 0:
@@ -149,7 +149,6 @@ def measure_problem(
             both = [(clients, own) for clients, _, _, own in drawn]
             best.append(true_variances(weights[:, None] * updates, oracle, cohort_size, both))
             all_feedback.append(feedback)
-            losses.append(problem.loss(model))
             for arm in (*arms.values(), *smaller.values()):
                 arm.measure(updates)
         step = None
@@ -179,7 +178,6 @@ def measure_problem(
         minibatch=np.array(minibatch),
         signal=signals,
         largest_signal=np.sqrt(squares).sum(axis=1) ** 2,
-        losses=np.array(losses),
         block=BLOCK,
         heterogeneity=heterogeneity(squares, np.maximum(signals, 0.0), apart),
         smallest_cohorts=_smallest(sampling, smaller, sizes, cohort_size),
