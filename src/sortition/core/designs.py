@@ -15,6 +15,8 @@ from sortition.core.types import FloatArray, IntArray
 
 Design: TypeAlias = Literal["with_replacement", "without_replacement", "independent", "fixed_size"]
 DESIGNS: tuple[str, ...] = get_args(Design)
+INCLUSION_DESIGNS = ("independent", "fixed_size")
+"""Designs that draw each client at most once, with a known probability of being in."""
 Weighed: TypeAlias = tuple[IntArray, IntArray, FloatArray, FloatArray]
 
 

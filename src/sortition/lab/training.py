@@ -14,15 +14,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from sortition.core.cohort import Cohort
-from sortition.core.designs import Design, inclusion_probabilities
+from sortition.core.designs import INCLUSION_DESIGNS, Design, inclusion_probabilities
 from sortition.core.errors import ConfigurationError
 from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import distribution, whole_number
 from sortition.core.variance import optimal_probabilities, variance_loss
 
-INCLUSION_DESIGNS = ("independent", "fixed_size")
-"""Designs that draw each client at most once, with a known probability of being in."""
 DIVERGED = 1e9
 """Training whose loss is this many times the initial one has diverged."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from sortition.core.errors import ConfigurationError, LedgerError
 from sortition.core.validation import printable, real_number, shown
 from sortition.ledger.encoding import Plain, ids_of
 from sortition.ledger.replay import within
-from sortition.ledger.store import Event, Store
+from sortition.ledger.store import Event
 
+NOTED = "noted"
+"""The kind of the rows."""
 CLIENT_NAMES = "client_names"
 """Notes of this name hold names of clients."""
 LOGGED = "logged"
@@ -32,18 +34,49 @@ def note_values(name: str, values: Plain) -> dict[str, Any]:
     return {"note": name, **{f"{_VALUE}{entry}": value for entry, value in values.items()}}
 
 
-def notes_in(store: Store, name: str) -> Iterator[tuple[Event, dict[str, Any]]]:
-    """The rows in which something was noted under that name, and what."""
-    for event in store.events_of("noted"):
+def notes_in(events: Iterable[Event], name: str) -> dict[int, dict[str, Any]]:
+    """What was noted under that name, by round; the last note of each round."""
+    found = {}
+    for event in events:
         values = event.values()
         if values.get("note") == name:
-            yield event, within(values, _VALUE)
+            found[event.round_index] = within(values, _VALUE)
+    return found
 
 
-def client_names_in(store: Store) -> dict[int, str]:
-    """The names of clients, by id; the last one of each."""
-    found: dict[int, str] = {}
-    for event, values in notes_in(store, CLIENT_NAMES):
+class Noted:
+    """What was logged in rows, and the names of clients."""
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.client_names: dict[int, str] = {}
+        """By id; the last one of each."""
+        self._logged: dict[str, dict[int, float]] = {}
+        for event in events:
+            self.add(event)
+
+    @property
+    def logged(self) -> dict[str, dict[int, float]]:
+        """By name and round; the last of each."""
+        return {printable(name): dict(sorted(numbers.items())) for name, numbers in self._logged.items()}
+
+    def add(self, event: Event) -> None:
+        """Take a row of the kind ``NOTED``."""
+        values = event.values()
+        if values.get("note") == LOGGED:
+            for entry, value in values.items():
+                if entry.startswith(_VALUE):
+                    self._add_number(event, entry.removeprefix(_VALUE), value)
+        elif values.get("note") == CLIENT_NAMES:
+            self._add_names(event, within(values, _VALUE))
+
+    def _add_number(self, event: Event, name: str, value: Any) -> None:
+        try:
+            number = real_number(name, value)
+        except ConfigurationError:
+            raise LedgerError(f"row {event.number} must hold numbers, got {shown(value)}") from None
+        self._logged.setdefault(name, {})[event.round_index] = number
+
+    def _add_names(self, event: Event, values: dict[str, Any]) -> None:
         clients = ids_of(values, "clients").tolist()
         try:
             names = json.loads(values["names"])
@@ -51,8 +84,7 @@ def client_names_in(store: Store) -> dict[int, str]:
             names = None
         if not isinstance(names, list) or len(names) != len(clients):
             raise LedgerError(f"row {event.number} must hold {len(clients)} names of clients")
-        found |= dict(zip(clients, map(str, names), strict=True))
-    return found
+        self.client_names |= dict(zip(clients, map(str, names), strict=True))
 
 
 def logged_number(name: Any, value: Any) -> float:
@@ -71,16 +103,3 @@ def logged_values(numbers: Mapping[str, Any]) -> dict[str, Any]:
     # arrays, so that the rows have the same header, which is read only once
     values = {name: np.array(logged_number(name, value)) for name, value in numbers.items()}
     return note_values(LOGGED, values)
-
-
-def logged_in(notes: Iterable[tuple[Event, dict[str, Any]]]) -> dict[str, dict[int, float]]:
-    """By name and round, what was logged; the last of each name and round counts."""
-    found: dict[str, dict[int, float]] = {}
-    for event, values in notes:
-        for name, value in values.items():
-            try:
-                number = real_number(name, value)
-            except ConfigurationError:
-                raise LedgerError(f"row {event.number} must hold numbers, got {shown(value)}") from None
-            found.setdefault(printable(name), {})[event.round_index] = number
-    return {name: dict(sorted(by_round.items())) for name, by_round in found.items()}

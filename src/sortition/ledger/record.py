@@ -18,7 +18,7 @@ from sortition.core.validation import named_keywords, printable
 from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
-from sortition.ledger.notes import LOGGED, client_names_in, logged_in, notes_in
+from sortition.ledger.notes import NOTED, Noted, notes_in
 from sortition.ledger.replay import MakeSampler, all_experts, maker_from, rebuild, within
 from sortition.ledger.store import Event, OnRow, Store, counted
 
@@ -43,6 +43,8 @@ class Membership:
     time: float
     joined: IntArray | None
     left: IntArray | None
+    masses: FloatArray | None = None
+    """The client weights of those that joined, in the sampler's unit; None for the average of the first."""
 
 
 class RunRecord:
@@ -191,16 +193,17 @@ class RunRecord:
 
     def notes(self, name: str) -> dict[int, dict[str, Any]]:
         """What was noted under that name, by round; the last note of each round."""
-        return {noted.round_index: values for noted, values in notes_in(self._store, name)}
+        return notes_in(self._store.events_of(NOTED), name)
 
     def logged(self) -> dict[str, dict[int, float]]:
         """What was logged, by name and round; -1 is the model before the first round."""
-        return logged_in(notes_in(self._store, LOGGED))
+        return Noted(self._store.events_of(NOTED)).logged
 
     @property
     def client_names(self) -> dict[int, str]:
         """The names of clients, by id, as far as the run has them."""
-        return {client: printable(name) for client, name in client_names_in(self._store).items()}
+        found = Noted(self._store.events_of(NOTED)).client_names
+        return {client: printable(name) for client, name in found.items()}
 
     def _files(self) -> RunFiles:
         return RunFiles(side_directory(self.path), bytes.fromhex(self._first["run_id"]))
@@ -255,7 +258,9 @@ class RunRecord:
 def membership_of(event: Event, next_round: int) -> Membership | None:
     """The change of the clients that a row records, if it does, before ``next_round`` was drawn."""
     if event.kind == "joined":
-        return Membership(next_round, event.time, ids_of(event.values(), "ids"), None)
+        values = event.values()
+        masses = None if values.get("client_weights") is None else column_of(values, "client_weights")
+        return Membership(next_round, event.time, ids_of(values, "ids"), None, masses)
     if event.kind == "left":
         return Membership(next_round, event.time, None, ids_of(event.values(), "clients"))
     return None

@@ -33,16 +33,7 @@ from sortition.core.validation import client_ids, named_keywords, real_numbers, 
 from sortition.ledger.encoding import Plain, cohort_of, cohort_values, same_cohort, same_norms
 from sortition.ledger.files import SNAPSHOT, RunFiles, make_side_directory, run_file, sync
 from sortition.ledger.lock import LOCK, WriterLock, file_identity, witness
-from sortition.ledger.notes import (
-    CLIENT_NAMES,
-    LOGGED,
-    RESERVED,
-    client_names_in,
-    logged_in,
-    logged_values,
-    note_values,
-    notes_in,
-)
+from sortition.ledger.notes import CLIENT_NAMES, NOTED, RESERVED, Noted, logged_values, note_values, notes_in
 from sortition.ledger.replay import (
     MakeSampler,
     Replayed,
@@ -345,13 +336,13 @@ class RecordedSampler:
             self._check_round(current, round_index)
             if name in RESERVED:
                 raise ConfigurationError(f"name must not be {name!r}: call {RESERVED[name]}")
-            self._commit("noted", round_index, note_values(name, values))
+            self._commit(NOTED, round_index, note_values(name, values))
 
     def notes(self, name: str) -> dict[int, dict[str, Any]]:
         """What was noted under that name, by round; the last note of each round."""
         with self._mutex:
             self._current()
-            return {noted.round_index: values for noted, values in notes_in(self._store, name)}
+            return notes_in(self._store.events_of(NOTED), name)
 
     def log(
         self, numbers: Mapping[str, float] | None = None, /, *, round_index: int | None = None, **named: float
@@ -373,20 +364,20 @@ class RecordedSampler:
                 raise ConfigurationError(
                     f"round_index must be at most {last}, the round that was drawn last, got {at}"
                 )
-            self._commit("noted", at, values)
+            self._commit(NOTED, at, values)
 
     def logged(self) -> dict[str, dict[int, float]]:
         """What was logged, by name and round."""
         with self._mutex:
             self._current()
-            return logged_in(notes_in(self._store, LOGGED))
+            return Noted(self._store.events_of(NOTED)).logged
 
     @property
     def client_names(self) -> dict[int, str]:
         """The names of clients, by id, as far as they were given to ``name_clients``."""
         with self._mutex:
             self._current()
-            return client_names_in(self._store)
+            return Noted(self._store.events_of(NOTED)).client_names
 
     def name_clients(self, clients: ArrayLike, names: Sequence[str]) -> None:
         """Commit the names of clients, by which ``sortition runs show`` and ``sortition report`` call them.
@@ -398,7 +389,7 @@ class RecordedSampler:
             raise ConfigurationError(f"names must be {len(ids)} strings, one for each client, got {names!r}")
         with self._changing() as current, self._refusable(current):
             named = {"clients": ids, "names": json.dumps(list(names))}
-            self._commit("noted", current.round_index, note_values(CLIENT_NAMES, named))
+            self._commit(NOTED, current.round_index, note_values(CLIENT_NAMES, named))
 
     def attach(self, round_index: int, name: str, arrays: Plain) -> None:
         """Keep arrays, numbers and strings durably beside a round that was drawn, or beside the next one.

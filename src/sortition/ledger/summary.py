@@ -15,10 +15,13 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from sortition.core.designs import INCLUSION_DESIGNS
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray
 from sortition.core.validation import printable
 from sortition.ledger.files import belongs_to, private
+from sortition.ledger.gain import Gain, Population, gain_of
+from sortition.ledger.notes import NOTED, Noted
 from sortition.ledger.record import Membership, RunRecord, membership_of
 from sortition.ledger.replay import fields_of
 from sortition.ledger.tally import ClientSummary, ClientTable, Tally
@@ -121,11 +124,15 @@ class RunSummary:
     """The median of the norms; nan where there are none, or where they must not be shown."""
     logged: Mapping[str, Mapping[int, float]]
     """What was logged, by name and round."""
+    gain: Gain
+    """Over uniform sampling."""
 
 
 def summarise(record: RunRecord) -> RunSummary:
     """Read the whole record, once."""
-    tally, changes = Tally(), []
+    population, changes, noted = Population(record), [], Noted()
+    inclusion = str(record.config.get("design")) in INCLUSION_DESIGNS
+    tally = Tally(population, record.cohort_size, inclusion=inclusion)
     first: float | None = None
     last, next_round = record.begun_at, record.first_round
     for event in record.events():
@@ -140,6 +147,9 @@ def summarise(record: RunRecord) -> RunSummary:
             tally.add_feedback(event.round_index, event.payload)
         elif change := membership_of(event, next_round):
             changes.append(change)
+            population.change(change)
+        elif event.kind == NOTED:
+            noted.add(event)
     everybody, left = record.initial_clients, set(record.initially_left.tolist())
     for change in changes:
         if change.joined is not None and everybody is not None:
@@ -148,7 +158,8 @@ def summarise(record: RunRecord) -> RunSummary:
             left.update(change.left.tolist())
     seen, effective, replied, medians = tally.by_round()
     clients = tally.clients
-    clients.left, clients.private, clients.names = left, record.private, record.client_names
+    clients.left, clients.private = left, record.private
+    clients.names = {client: printable(name) for client, name in noted.client_names.items()}
     clients.sort()
     return RunSummary(
         sampler=record.sampler,
@@ -159,7 +170,7 @@ def summarise(record: RunRecord) -> RunSummary:
         experts=tuple((place, expert_in_words(kind, config)) for place, kind, config in record.experts),
         rounds=tally.rounds,
         open_rounds=len(tally.open),
-        oldest_open=next((drawn_at for _, _, drawn_at in tally.open.values()), None),
+        oldest_open=next((drawn_at for _, _, drawn_at, *_ in tally.open.values()), None),
         draws=tally.draws,
         replies=tally.replies,
         failures=tally.failures,
@@ -178,8 +189,17 @@ def summarise(record: RunRecord) -> RunSummary:
         effective_by_round=effective,
         replies_by_round=replied,
         norms_by_round=np.full(len(medians), np.nan) if record.private else medians,
-        logged=record.logged(),
+        logged=noted.logged,
+        gain=_gain(record, tally, population),
     )
+
+
+def _gain(record: RunRecord, tally: Tally, population: Population) -> Gain:
+    if record.private:
+        return Gain(unknown="not shown")
+    if population.unknown or record.cohort_size is None:
+        return Gain(unknown=population.unknown or "not known: the record does not say the cohort size")
+    return gain_of(*tally.variances(), record.cohort_size)
 
 
 def suspicion_of(record: RunRecord) -> Suspicion:
@@ -265,6 +285,7 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         ("coverage", coverage),
         ("effective clients", f"{summary.effective_clients:.1f}{of_all}"),
         ("failures", failed),
+        ("gain", summary.gain.in_words()),
         ("suspects", summary.suspicion.in_words(summary.clients.names)),
         *([("last logged", _logged_in_words(summary.logged))] if summary.logged else []),
     ]

@@ -12,7 +12,8 @@ from numba import njit
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.clients import EMPTY, Table
-from sortition.ledger.encoding import unpack_columns
+from sortition.ledger.encoding import available_of, unpack, unpack_columns
+from sortition.ledger.gain import Population, round_variances
 
 LAST_NORMS = 3
 """How many norms are kept of each client."""
@@ -157,29 +158,33 @@ class ClientTable(Sequence[ClientSummary]):
 class Tally:
     """Adds up the rows of draws and feedback, given one after another, in batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, population: Population, cohort_size: int | None, *, inclusion: bool) -> None:
         self.clients = ClientTable()
-        self.open: dict[int, tuple[int, bytes, float]] = {}
-        """Of each round that awaits feedback: its place among all rounds, its row, when it was drawn."""
+        self.open: dict[int, tuple[int, bytes, float, int, float]] = {}
+        """Of each round that awaits feedback: its place among all rounds, its row, when it was drawn, and how
+        many clients were there with which mass."""
+        self._population, self._cohort_size, self._inclusion = population, cohort_size, inclusion
         self.rounds = self.draws = self.replies = self.failures = 0
         self._squares = 0.0
         self._drawn: list[bytes] = []
-        self._heard: list[tuple[int, bytes, bytes]] = []
+        self._heard: list[tuple[int, bytes, bytes, int, float]] = []
         self._waiting = 0
         self._draws_by_round: list[tuple[IntArray, FloatArray]] = []
         self._replies_by_round: list[tuple[list[int], FloatArray, FloatArray]] = []
+        self._variances_by_round: list[tuple[list[int], FloatArray, FloatArray]] = []
 
     def add_cohort(self, round_index: int, payload: bytes, drawn_at: float) -> None:
         """The row of a cohort."""
-        self.open[round_index] = self.rounds, payload, drawn_at
+        known = self._population
+        self.open[round_index] = self.rounds, payload, drawn_at, known.count, known.total
         self.rounds += 1
         self._drawn.append(payload)
         self._wait(payload)
 
     def add_feedback(self, round_index: int, payload: bytes) -> None:
         """The row of the feedback of an open cohort."""
-        place, cohort, _ = self.open.pop(round_index)
-        self._heard.append((place, cohort, payload))
+        place, cohort, _, clients, mass = self.open.pop(round_index)
+        self._heard.append((place, cohort, payload, clients, mass))
         self._wait(payload)
 
     def by_round(self) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
@@ -191,6 +196,14 @@ class Tally:
         for places, shares, middle in self._replies_by_round:
             replied[places], medians[places] = shares, middle
         return seen, effective, replied, medians
+
+    def variances(self) -> tuple[FloatArray, FloatArray]:
+        """Of each round the estimated variance of its draws, and of uniform ones; nan where not known."""
+        self._add_up()
+        own, uniform = np.full((2, self.rounds), np.nan)
+        for places, *both in self._variances_by_round:
+            own[places], uniform[places] = both
+        return own, uniform
 
     def _wait(self, payload: bytes) -> None:
         self._waiting += len(payload)
@@ -215,8 +228,9 @@ class Tally:
             self._draws_by_round.append((seen, draws**2 / np.maximum(squares, 1.0)))
             self.draws = int(draws[-1])
         if self._heard:
-            places, cohorts, feedback = (list(column) for column in zip(*self._heard, strict=True))
-            asked, (clients,) = unpack_columns(cohorts, {"clients": np.int64})
+            places, cohorts, feedback, there, totals = (list(c) for c in zip(*self._heard, strict=True))
+            names = {"clients": np.int64, "probabilities": np.float64, "weights": np.float64}
+            asked, (clients, p, weights) = unpack_columns(cohorts, names)
             sizes, (norms,) = unpack_columns(feedback, {"norms": np.float64})
             if not np.array_equal(sizes, asked):
                 raise LedgerError("norms must be as many as the clients of their cohort")
@@ -225,4 +239,25 @@ class Tally:
             self.replies += int(replies.sum())
             self.failures += int(sizes.sum() - replies.sum())
             self._replies_by_round.append((places, replies / np.where(sizes > 0, sizes, np.nan), medians))
+            if not self._population.unknown and self._cohort_size is not None:
+                both = round_variances(
+                    sizes,
+                    self._population.masses(clients),
+                    p,
+                    weights,
+                    norms,
+                    np.array([_available(row, some) for row, some in zip(cohorts, there, strict=True)]),
+                    np.array(totals),
+                    self._cohort_size,
+                    inclusion=self._inclusion,
+                )
+                self._variances_by_round.append((places, *both))
         self._drawn, self._heard, self._waiting = [], [], 0
+
+
+def _available(cohort: bytes, everybody: int) -> int:
+    """How many clients could be drawn: those that the row of a cohort names, or everybody."""
+    if b'"available' not in cohort:
+        return everybody
+    available = available_of(unpack(cohort, copy=False))
+    return everybody if available is None else len(available)

@@ -18,16 +18,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sortition.core.designs import inclusion_probabilities
+from sortition.core.designs import INCLUSION_DESIGNS, inclusion_probabilities
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, PROPORTIONAL, UNIFORM, StepNoise
 from sortition.lab.diagnosis.known_norms import measure_norms
 from sortition.lab.diagnosis.norm_table import NormTable
 from sortition.lab.parallel import Tick
-from sortition.lab.training import INCLUSION_DESIGNS
 from sortition.ledger import RunRecord
-from sortition.ledger.encoding import ids_of
+from sortition.ledger.record import Membership
 
 DRAWS_A_BLOCK = 200
 MOST_FILLED = 4_000_000
@@ -146,7 +145,7 @@ def drawn_rounds(record: RunRecord, cohort_size: int) -> Iterator[DrawnRound]:
     for entry in record.rounds():
         cohort = entry.cohort
         while change is not None and change.round_index <= cohort.round_index:
-            masses.change(change.joined, change.left)
+            masses.change(change)
             change = next(changes, None)
         if entry.norms is None or np.all(np.isnan(entry.norms)):
             continue
@@ -187,25 +186,18 @@ class _Masses:
             )
         self._average = 1.0 / clients
         self._all = np.full(clients, self._average) if given is None else np.asarray(given, dtype=float)
-        self._joined = {
-            int(client): event
-            for event in record.events()
-            if event.kind == "joined"
-            for client in ids_of(event.values(), "ids").tolist()
-        }
         self._kept: tuple[FloatArray, FloatArray] | None = None  # shares and inclusion of everybody
 
-    def change(self, joined: IntArray | None, left: IntArray | None) -> None:
+    def change(self, change: Membership) -> None:
         """Clients that joined or left."""
         self._kept = None
+        joined = change.joined
         if joined is not None and len(joined):
-            values = self._joined[int(joined[0])].values()
-            given = values["client_weights"]
-            new = np.full(len(joined), self._average) if given is None else np.asarray(given, dtype=float)
+            new = np.full(len(joined), self._average) if change.masses is None else change.masses
             self._all = np.concatenate([self._all, np.zeros(int(joined.max()) + 1 - len(self._all))])
             self._all[joined] = new
-        if left is not None:
-            self._all[left] = 0.0
+        if change.left is not None:
+            self._all[change.left] = 0.0
 
     def weights(self, clients: IntArray) -> FloatArray:
         """lambda, among all that are here."""
