@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
+from flwr.serverapp.strategy import FedAvg
 
-from sortition import AvareSampler, Cohort, NormPrivacy, PortfolioSampler
+from sortition import AvareSampler, Cohort, NormPrivacy, PortfolioSampler, default_sampler
+from sortition.integrations.flower import AdaptiveSampling
 from sortition.samplers.privacy import GRID, Noise
+from tests.integrations.flower.conftest import task_identity  # noqa: F401  a fixture
+from tests.integrations.flower.fake_grid import Client, federation, model
 
 
 @pytest.mark.parametrize("bound", [1.0, 0.3, 7e-5])
@@ -39,3 +45,32 @@ def test_a_private_portfolio_does_not_show_the_seed_by_its_experts() -> None:
     private = PortfolioSampler(experts=experts, seed=987654321, privacy=NormPrivacy(1.0, 2.0))
     assert "987654321" not in repr(private)
     assert "seed=987654321" in repr(PortfolioSampler(experts=experts, seed=987654321))
+
+
+def published(length: float, memory: bool, caplog: pytest.LogCaptureFixture) -> list[object]:
+    """All that a Flower run with private norms shows, if the last client's updates have this length."""
+
+    def client(length: float) -> Client:
+        return Client(train=lambda arrays, server_round: {"w": arrays["w"] + length})
+
+    privacy = NormPrivacy(1.0, 2.0, fresh_noise=False)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        strategy = AdaptiveSampling(
+            FedAvg(fraction_evaluate=0.0),
+            sampler=default_sampler(8, 3, privacy=privacy, seed=2),
+            memory=memory,
+        )
+        result = strategy.start(
+            federation([client(2.0) for _ in range(7)] + [client(length)]), model(0.0), num_rounds=12
+        )
+    lines = [line for line in caplog.messages if not line.startswith("Finished in")]
+    return [dict(metrics) for metrics in result.train_metrics_clientapp.values()] + lines
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_flower_run_publishes_nothing_that_depends_on_a_private_norm(memory, caplog) -> None:
+    """Norms are clipped at 1, so that 2, 1e3 and 1e9 are one norm: nothing may tell them apart."""
+    shown = [published(length, memory, caplog) for length in (2.0, 1e3, 1e9)]
+    assert len(shown[0]) > 12
+    assert shown[0] == shown[1] == shown[2]

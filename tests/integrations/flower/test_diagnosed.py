@@ -27,9 +27,9 @@ def test_the_scale_is_that_of_the_aggregate(tmp_path, sizes):
     expected = []
     observe, configure = strategy._pool.observe, strategy.configure_train
 
-    def observing(drawn, weighed, state):
+    def observing(drawn, weighed, usable, state):
         expected.append(weighed.feedback)
-        observe(drawn, weighed, state)
+        observe(drawn, weighed, usable, state)
 
     def configuring(server_round, *arguments):
         if server_round == 4:

@@ -273,7 +273,7 @@ def test_a_malformed_evaluation_counts_as_none_and_is_named(wrong, caplog):
     found = result.evaluate_metrics_clientapp[1]
     assert found["loss"] == pytest.approx(np.mean([0.0, 1.0, 3.0, 4.0, 5.0]))
     assert found["sampling-failures"] == 1
-    assert "The evaluation by name:client-2 counts as no reply" in caplog.text
+    assert "What name:client-2 returned for evaluation counts as no reply" in caplog.text
 
 
 def test_nobody_evaluates():

@@ -213,7 +213,7 @@ def test_newcomers_wait_for_a_cohort_that_was_drawn_before_the_crash(tmp_path):
     sizes = np.full(4, 10.0)
     weighed = pool.weigh(again, pool.count(again, sizes), np.ones(4), sizes, 0.0)
     assert weighed.replied.weights @ weighed.shares == pytest.approx(1.0)
-    pool.observe(again, weighed, state=lambda: pool.state(with_sampler=False))
+    pool.observe(again, weighed, np.ones(4, dtype=bool), state=lambda: pool.state(with_sampler=False))
     assert pool.draw(names, {}).total_size == 200.0
     pool.close()
 

@@ -77,4 +77,4 @@ import sortition.integrations.flower
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: sortition.integrations.flower needs Flower 1.38 or newer")
-    assert last.endswith("pip install 'sortition[flower]'")
+    assert "pip install 'sortition[flower]' (in a clone: pip install '.[flower]')" in last

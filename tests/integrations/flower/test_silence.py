@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+from flwr.app import MessageType
 from flwr.serverapp.strategy import FedAvg
 
 from sortition import StateError, UniformSampler
@@ -61,7 +62,7 @@ def test_it_is_named_when_it_begins_to_rest_and_when_it_is_back(caplog):
         metrics = strategy.start(grid, model(0.0), num_rounds=150).train_metrics_clientapp
     told = [each.getMessage() for each in caplog.records if "name:client-0" in each.getMessage()]
     assert [each for each in told if "has sent no usable reply 3 times in a row" in each] == told[:1]
-    assert [each for each in told if "replies again" in each] == told[1:]
+    assert [each for each in told if "has sent a usable reply again" in each] == told[1:]
     assert len(told) == 2
     assert max(each["sampling-resting-clients"] for each in list(metrics.values())[-40:]) == 0
 
@@ -111,3 +112,44 @@ def test_a_state_with_senseless_rests_is_refused(name, value):
     one_round(strategy, federation(clients(4, lambda server_round: set())), model(0.0))
     with pytest.raises(StateError, match=name):
         sampling("default", 4, 2).load_state_dict({**strategy.state_dict(), name: np.full(4, value)})
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+def test_a_client_that_rests_is_not_asked_to_evaluate(fraction):
+    """By default everybody evaluates: without rests, each round would wait until the timeout."""
+    strategy = AdaptiveSampling(FedAvg(fraction_evaluate=fraction), cohort_size=4)
+    grid = federation(clients(8, lambda server_round: {0}))
+    result = strategy.start(grid, model(0.0), num_rounds=20)
+    asked = [message for message in grid.sent if message.metadata.message_type == MessageType.EVALUATE]
+    resting = [each["sampling-resting-clients"] for each in result.train_metrics_clientapp.values()]
+    silent = [message for message in asked if message.metadata.dst_node_id == min(grid.nodes)]
+    assert len(silent) <= 20 - sum(resting[1:]) <= 12
+    assert len(asked) > 0.8 * 20 * int(7 * fraction)
+
+
+def test_a_client_that_rests_evaluates_if_inner_needs_it():
+    """It would wait for the eighth client for ever."""
+    strategy = AdaptiveSampling(FedAvg(min_evaluate_nodes=8), cohort_size=4)
+    grid = federation(clients(8, lambda server_round: {0}))
+    strategy.start(grid, model(0.0), num_rounds=12)
+    asked = [message for message in grid.sent if message.metadata.message_type == MessageType.EVALUATE]
+    assert len(asked) == 12 * 8
+
+
+def test_a_refused_evaluation_is_named_once(caplog):
+    several = [Client() for _ in range(4)]
+    several[1].extra = {"loss": 10**400}  # no float holds it
+    strategy = AdaptiveSampling(FedAvg(), cohort_size=4, evaluate_cohort_size=4)
+    result = strategy.start(federation(several), model(0.0), num_rounds=3)
+    assert result.evaluate_metrics_clientapp[3]["sampling-failures"] == 1
+    assert result.train_metrics_clientapp[3]["loss"] == pytest.approx(1.0)
+    assert caplog.text.count("What name:client-1 returned for evaluation counts as no reply") == 1
+
+
+@pytest.mark.parametrize("loss", [1.7e308, -1.7e308])
+def test_means_of_huge_metrics_are_finite(loss):
+    several = [Client(extra={"loss": loss}, examples=1.0 + place) for place in range(4)]
+    strategy = AdaptiveSampling(FedAvg(), cohort_size=3, evaluate_cohort_size=3)
+    result = strategy.start(federation(several), model(0.0), num_rounds=2)
+    for metrics in (result.train_metrics_clientapp[2], result.evaluate_metrics_clientapp[2]):
+        assert metrics["loss"] == pytest.approx(loss)

@@ -14,15 +14,22 @@ from numpy.typing import NDArray
 
 from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
-from sortition.integrations.flower.arrays import NUMBERS, AnyArray, arrays_of, cast, packed, view
+from sortition.integrations.flower.arrays import (
+    BLOCK,
+    NUMBERS,
+    AnyArray,
+    arrays_of,
+    cast,
+    is_finite,
+    packed,
+    view,
+)
 from sortition.integrations.flower.model_memory import averaged_keys
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
 from sortition.integrations.flower.replies import CheckedReply, Complaints, UnusableError, check_reply
 
 log = logging.getLogger("flwr.sortition")
 
-BLOCK = 32768
-"""So many numbers are added up at once: in float64 they fit into the cache."""
 LONGEST = 1e140
 """The largest norm of an update, times its number of examples: sums of squares stay far from overflow."""
 
@@ -73,7 +80,7 @@ class RoundModel:
                 raise ConfigurationError(
                     f"initial_arrays may hold floats, integers and booleans, but {key!r} is {array.dtype}"
                 )
-            if not _is_finite(array):
+            if not is_finite(array):
                 raise ConfigurationError(
                     f"initial_arrays must be finite, but {key!r} is not. If it is a mask that never changes, "
                     "leave it out of the record"
@@ -90,12 +97,12 @@ class RoundModel:
     def length(self, arrays: Mapping[str, AnyArray]) -> float:
         """The norm of the update to these arrays; an UnusableError if it is not finite."""
         for key in sorted(self._averaged):
-            if not _is_finite(arrays[key]):
+            if not is_finite(arrays[key]):
                 raise UnusableError(f"its array {key!r} must be finite")
         squared = sum(_squared_distance(_flat(arrays[key]), _flat(self.arrays[key])) for key in self.summed)
         if not np.isfinite(squared):
             for key in self.summed:
-                if not _is_finite(arrays[key]):
+                if not is_finite(arrays[key]):
                     raise UnusableError(f"its array {key!r} must be finite")
             raise UnusableError("its update is too long to be measured")
         return float(np.sqrt(squared))
@@ -165,7 +172,7 @@ class RoundModel:
                 arrays[key] = packed(array)
             else:
                 arrays[key] = stepped[key]
-            if not _is_finite(array):
+            if not is_finite(array):
                 raise UnusableError(f"its array {key!r} is not finite")
         return ArrayRecord(arrays)
 
@@ -195,14 +202,6 @@ def _average(start: AnyArray, returned: Sequence[AnyArray], shares: FloatArray) 
     return cast(mean, start.dtype)
 
 
-def _is_finite(array: AnyArray) -> bool:
-    """Whether all numbers are; block by block, so that little memory is needed."""
-    if array.dtype.kind != "f":
-        return True
-    flat = array.reshape(-1)
-    return all(bool(np.isfinite(flat[begin : begin + BLOCK]).all()) for begin in range(0, flat.size, BLOCK))
-
-
 # The replies of a round --------------------------------------------------------------------------------
 
 
@@ -222,6 +221,19 @@ class ClientReplies:
     """How many replies could not be used."""
     sums: dict[str, FloatArray] = field(default_factory=dict)
     """Sums of sizes times weights times updates that were made elsewhere, by array."""
+
+    def without(self, places: Collection[int]) -> ClientReplies:
+        """The replies without those at these places, which are refused."""
+        left = [place for place in self.contents if place not in places]
+        gone = np.isin(np.arange(len(self.lengths)), list(places))
+        return replace(
+            self,
+            lengths=np.where(gone, np.nan, self.lengths),
+            sizes=np.where(gone, np.nan, self.sizes),
+            checked={place: self.checked[place] for place in left},
+            contents={place: self.contents[place] for place in left},
+            refused=self.refused + len(places),
+        )
 
 
 @dataclass(frozen=True)

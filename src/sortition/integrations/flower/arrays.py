@@ -17,6 +17,8 @@ AnyArray = NDArray[Any]
 
 NUMBERS = "fiub"
 """Kinds of array that can be averaged: floats, integers and booleans."""
+BLOCK = 32768
+"""So many numbers are added up at once: in float64 they fit into the cache."""
 STYPE = "numpy.ndarray"
 """How Flower calls an array that is serialised by ``numpy.save``."""
 
@@ -77,3 +79,11 @@ def cast(values: FloatArray, dtype: np.dtype[Any]) -> AnyArray:
     if int(largest) > limits.max:  # 2^63 - 1 rounds up to a double that int64 can't hold
         largest = float(np.nextafter(largest, 0.0))
     return np.asarray(np.clip(np.rint(values), float(limits.min), largest)).astype(dtype)
+
+
+def is_finite(array: AnyArray) -> bool:
+    """Whether all numbers are; block by block, so that little memory is needed."""
+    if array.dtype.kind != "f":
+        return True
+    flat = array.reshape(-1)
+    return all(bool(np.isfinite(flat[begin : begin + BLOCK]).all()) for begin in range(0, flat.size, BLOCK))

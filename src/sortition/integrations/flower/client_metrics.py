@@ -38,7 +38,8 @@ def weighted_means(reported: Sequence[Reported], weights: FloatArray) -> MetricR
     means = {}
     for name, values, places in _columns(reported):
         if weights[places].sum() > 0.0:
-            means[name] = _plain(np.average(values, axis=0, weights=weights[places]))
+            shares = weights[places] / weights[places].sum()  # first, so that nothing overflows
+            means[name] = _plain(np.tensordot(shares, values, axes=1))
     return MetricRecord(means)
 
 
@@ -66,11 +67,11 @@ def standard_errors(reported: Sequence[Reported], weights: FloatArray, inclusion
             errors[name] = _plain(np.full(values.shape[1:], np.nan))
         else:
             flat = values.reshape(len(values), -1)
-            z = (flat - np.average(flat, axis=0, weights=weights[places])) * (weights[places] / total)[
-                :, None
-            ]
-            z -= np.average(z, axis=0, weights=chance)
-            variance = number / (number - 1) * np.sum(chance[:, None] * z**2, axis=0)
+            shares = weights[places] / total
+            with np.errstate(over="ignore", invalid="ignore"):
+                z = shares[:, None] * (flat - shares @ flat)
+                z -= np.average(z, axis=0, weights=chance)
+                variance = number / (number - 1) * np.sum(chance[:, None] * z**2, axis=0)
             errors[name] = _plain(np.sqrt(variance).reshape(values.shape[1:]))
     return MetricRecord({f"{name}{ERROR}": error for name, error in errors.items()})
 
@@ -78,16 +79,20 @@ def standard_errors(reported: Sequence[Reported], weights: FloatArray, inclusion
 def _columns(reported: Sequence[Reported]) -> Iterator[tuple[str, NDArray[np.float64], list[int]]]:
     """Of each metric the finite values in the shape that is most common, and the places of their clients."""
     for name in dict.fromkeys(name for metrics in reported for name in metrics):
-        found = [
-            (place, np.asarray(metrics[name], dtype=float))
-            for place, metrics in enumerate(reported)
-            if name in metrics
-        ]
+        found = [(place, floats(metrics[name])) for place, metrics in enumerate(reported) if name in metrics]
         found = [(place, value) for place, value in found if np.all(np.isfinite(value))]
         if found:
             ((shape, _),) = Counter(value.shape for _, value in found).most_common(1)
             kept = [(place, value) for place, value in found if value.shape == shape]
             yield name, np.stack([value for _, value in kept]), [place for place, _ in kept]
+
+
+def floats(reported: object) -> NDArray[np.float64]:
+    """The numbers that a metric holds; a whole number beyond floats is infinite."""
+    try:
+        return np.asarray(reported, dtype=np.float64)
+    except OverflowError:
+        return np.asarray(np.inf)
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,8 @@ from sortition.core.state import part
 from sortition.core.types import FloatArray
 from sortition.samplers.guard import Guard, GuardState
 
+MOST_EXCESS = 100.0
+"""An update that is longer than this many times the bound has diverged: it is refused, and not clipped."""
 LENGTHS = "lengths."
 """Prefix of its entries in the state."""
 

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 
 from sortition.core.designs import draw_fixed_size
 from sortition.core.types import FloatArray, IntArray
-from sortition.integrations.flower.client_metrics import metrics_of
+from sortition.integrations.flower.client_metrics import floats, metrics_of
+from sortition.integrations.flower.replies import Complaints, UnusableError, only, reported_size
 
 log = logging.getLogger("flwr.sortition")
 
@@ -85,7 +86,11 @@ class OpenEvaluation:
     """The place of each node that was asked."""
 
     def read(
-        self, replies: Iterable[Message], size_key: str, counted: Callable[[str, float], float]
+        self,
+        replies: Iterable[Message],
+        size_key: str,
+        counted: Callable[[str, float], float],
+        complaints: Complaints,
     ) -> EvaluationReplies:
         """Check each reply; one that is malformed counts as none and is named in the log."""
         asked = {
@@ -101,12 +106,14 @@ class OpenEvaluation:
             if reply.has_error():
                 log.info("\t> No evaluation by %s: %s", name, reply.error.reason)
                 continue
-            size = _size(reply.content, size_key, float(self.given_sizes[place]))
-            if isinstance(size, str):
-                log.warning("\t> The evaluation by %s counts as no reply: %s", name, size)
+            size = float(self.given_sizes[place])
+            try:
+                _check_metrics(reply.content, size_key)
+                if np.isnan(size):
+                    size = counted(name, reported_size(reply.content, size_key))
+            except UnusableError as error:
+                complaints.refused(name, error, "for evaluation ")
                 continue
-            if np.isnan(self.given_sizes[place]):
-                size = counted(name, size)
             found[place] = reply.content, size
         heard = sorted(found)
         replied = len(heard) / max(len(self.names), 1)
@@ -118,15 +125,8 @@ class OpenEvaluation:
         )
 
 
-def _size(content: RecordDict, key: str, given: float) -> float | str:
-    """How many examples an evaluation is of; in words, what is wrong with it."""
-    if len(content.metric_records) != 1:
-        return f"it must hold one MetricRecord, got {len(content.metric_records)}"
-    (record,) = content.metric_records.values()
-    for name, value in record.items():
-        if name != key and not np.all(np.isfinite(np.asarray(value, dtype=float))):
-            return f"{name!r} is not finite"
-    size = record.get(key) if np.isnan(given) else given
-    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0.0 <= size < np.inf:
-        return f"it must report its number of examples as {key!r}, got {size!r}"
-    return float(size)
+def _check_metrics(content: RecordDict, size_key: str) -> None:
+    """Raise an UnusableError unless there is one record of metrics, all of them finite."""
+    for name, value in only(content, MetricRecord).items():
+        if name != size_key and not np.all(np.isfinite(floats(value))):
+            raise UnusableError(f"its {name!r} must be finite")

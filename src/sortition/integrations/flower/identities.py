@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from sortition.core.errors import ConfigurationError
 from sortition.core.validation import named_keywords
+from sortition.integrations.flower.sizes import number_of_examples
 
 log = logging.getLogger("flwr.sortition")
 
@@ -176,9 +177,9 @@ class Identities:
                 *(by_node_id, len(nameless), self._reported_key),
             )
         for node_id, answer in answers.items():
-            size = _look_up(answer, self._size_key)
-            if isinstance(size, (int, float)) and not isinstance(size, bool) and 0 <= size < math.inf:
-                self._reported_sizes[found[node_id]] = float(size)
+            size = number_of_examples(_look_up(answer, self._size_key))
+            if not math.isnan(size):
+                self._reported_sizes[found[node_id]] = size
         for node in nodes:
             if node.node_id in found:
                 self._nodes[node.node_id] = _Node(found[node.node_id], node.last_activated_at)

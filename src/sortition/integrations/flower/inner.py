@@ -35,9 +35,10 @@ from flwr.serverapp.strategy import (
 from sortition.core.errors import CohortError, ConfigurationError, StateError
 from sortition.core.state import text
 from sortition.core.types import FloatArray
-from sortition.integrations.flower.arrays import NUMBERS, AnyArray, arrays_of, record_of
+from sortition.integrations.flower.arrays import NUMBERS, AnyArray, arrays_of, is_finite, record_of
 from sortition.integrations.flower.client_metrics import metrics_of, weighted_means
 from sortition.integrations.flower.identities import NodeInfo
+from sortition.integrations.flower.replies import UnusableError
 
 log = logging.getLogger("flwr.sortition")
 
@@ -126,7 +127,7 @@ class InnerStrategy:
 
     def __init__(self, strategy: object) -> None:
         self.strategy = check_inner(strategy)
-        self._initial = copy.deepcopy(self._encoded_attributes())
+        self._initial = copy.deepcopy(_encoded(vars(self.strategy)))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, nodes: list[int]
@@ -167,10 +168,12 @@ class InnerStrategy:
         return messages
 
     @contextmanager
-    def undone_if_refused(self, refusal: type[Exception]) -> Iterator[None]:
-        """If ``refusal`` is raised inside, its attributes are set back to what they were.
+    def undone_if_refused(self) -> Iterator[None]:
+        """If an UnusableError is raised inside, its attributes are set back to what they were.
 
-        A subclass that changes its own arrays in place keeps these changes.
+        It is raised at the end, too, if arrays that were finite no longer are: moments that are infinite stay
+        so for good, and the model stands still. A subclass that changes its own arrays in place keeps these
+        changes.
         """
         before = {
             name: copy.copy(value) if isinstance(value, (dict, list)) else value
@@ -178,7 +181,12 @@ class InnerStrategy:
         }
         try:
             yield
-        except refusal:
+            for name, (_, arrays) in _encoded(vars(self.strategy)).items():
+                if not all(map(is_finite, arrays)) and all(
+                    map(is_finite, _encoded(before).get(name, ((), []))[1])
+                ):
+                    raise UnusableError(f"{name!r} of inner is not finite")
+        except UnusableError:
             vars(self.strategy).clear()
             vars(self.strategy).update(before)
             raise
@@ -257,7 +265,7 @@ class InnerStrategy:
         arrays: list[AnyArray] = []
         changed = {
             name: _encode(getattr(self.strategy, name), arrays)
-            for name, encoded in self._encoded_attributes().items()
+            for name, encoded in _encoded(vars(self.strategy)).items()
             if name not in anew and not _equal(encoded, self._initial.get(name))
         }
         return {
@@ -280,17 +288,6 @@ class InnerStrategy:
     def restore(self, attributes: Mapping[str, Any]) -> None:
         """Set these attributes."""
         vars(self.strategy).update(attributes)
-
-    def _encoded_attributes(self) -> dict[str, tuple[Any, list[AnyArray]]]:
-        """Each attribute that can be kept, as a structure for JSON and the arrays in it."""
-        encoded = {}
-        for name, value in vars(self.strategy).items():
-            arrays: list[AnyArray] = []
-            try:
-                encoded[name] = (_encode(value, arrays), arrays)
-            except TypeError:
-                continue
-        return encoded
 
 
 class CohortGrid(Grid):
@@ -384,6 +381,18 @@ def _changed(strategy: FedAvg, attributes: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         vars(strategy).update(before)
+
+
+def _encoded(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, list[AnyArray]]]:
+    """Each attribute that can be kept, as a structure for JSON and the arrays in it."""
+    encoded = {}
+    for name, value in attributes.items():
+        arrays: list[AnyArray] = []
+        try:
+            encoded[name] = (_encode(value, arrays), arrays)
+        except TypeError:
+            continue
+    return encoded
 
 
 def _encode(value: Any, arrays: list[AnyArray]) -> Any:

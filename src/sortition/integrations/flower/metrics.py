@@ -16,6 +16,8 @@ from sortition.integrations.flower.model_memory import Combined
 from sortition.integrations.flower.pool import DrawnCohort, WeighedReplies
 
 DECAY = 0.95
+OF_NORMS = ("sampling-variance-ratio", "sampling-clipped", "sampling-memory-coefficient")
+"""Metrics that are made of the clients' norms, and so are left out if these are private."""
 
 
 class VarianceRatio:

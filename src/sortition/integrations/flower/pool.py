@@ -151,6 +151,8 @@ class ClientPool:
         self._cohort_size = 0 if cohort_size is None else whole_number("cohort_size", cohort_size, least=1)
         self._seed = whole_number("seed", seed, least=0)
         self._is_default = sampler is None
+        self.is_private = bool(getattr(sampler, "private", False))
+        """Whether nothing that is published may depend on a client's norm but by the sampler's noise."""
         self._sampler = sampler
         self._initial_clients = 0 if sampler is None else sampler.num_clients
         self._default_weights: FloatArray = np.zeros(0)  # client weights of the default sampler, unnormalised
@@ -192,13 +194,12 @@ class ClientPool:
         With a ledger, a cohort that was drawn before a crash comes first. Nobody joins before it is done.
         """
         cohort = None if self._run is None else self._run.draw_again()
-        is_asked_again, resting = cohort is not None, 0
+        is_asked_again = cohort is not None
         if cohort is None:
             names = list(online)
             sampler = self._join([name for name in names if name not in self._ids], reported_sizes)
             ids = np.sort(np.array([self._ids[name] for name in names], dtype=np.int64))
             available = self._silence.awake(ids, least=sampler.cohort_size)
-            resting = len(ids) - len(available)
             all_available = len(available) == sampler.num_clients > sampler.cohort_size
             probabilities = sampler.probabilities(available)
             asked = None if all_available else available
@@ -206,6 +207,7 @@ class ClientPool:
             check_available(sampler, cohort, asked)
         else:
             sampler = self._open_sampler()
+            ids = np.array([self._ids[name] for name in online if name in self._ids], dtype=np.int64)
             available = np.arange(sampler.num_clients) if cohort.available is None else cohort.available
             probabilities = sampler.probabilities(available)
         identities = self.identities
@@ -217,7 +219,7 @@ class ClientPool:
             probabilities=probabilities / probabilities.sum(),
             total_size=self._sizes.total(available),
             sizes_known=self._sizes.all_known(available),
-            resting=resting,
+            resting=self._silence.resting(np.setdiff1d(ids, available)),
             is_asked_again=is_asked_again,
         )
 
@@ -310,12 +312,19 @@ class ClientPool:
         )
 
     def observe(
-        self, drawn: DrawnCohort, weighed: WeighedReplies, state: Callable[[], Mapping[str, Any]]
+        self,
+        drawn: DrawnCohort,
+        weighed: WeighedReplies,
+        usable: BoolArray,
+        state: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Take note of the replies and let the sampler learn. A ledger has ``state()`` on disk before."""
+        """Take note of the replies and let the sampler learn. A ledger has ``state()`` on disk before.
+
+        ``usable`` says whose reply could be used, aligned with the cohort. Who sends none rests.
+        """
         self._sizes = weighed.known_sizes
         self._has_replied[weighed.replied.clients] = True
-        self._take_note_of_silence(drawn.cohort.clients, ~np.isnan(weighed.sampler_norms))
+        self._take_note_of_silence(drawn.cohort.clients, usable)
         if self._run is not None:
             self._run.attach(drawn.cohort.round_index, STATE, state())
         self._open_sampler().observe(drawn.cohort, weighed.sampler_norms)
@@ -324,17 +333,16 @@ class ClientPool:
         """The client that reports more examples than all others known together, if there is one."""
         return self._sizes.dominant()
 
-    def _take_note_of_silence(self, clients: IntArray, heard: BoolArray) -> None:
+    def _take_note_of_silence(self, clients: IntArray, usable: BoolArray) -> None:
         identities = self.identities
-        silent, back = self._silence.record(clients, heard)
+        silent, back = self._silence.record(clients, usable)
         for client in silent:
             log.warning(
                 "\t> %s has sent no usable reply %d times in a row. It is asked less often until it does.",
-                identities[client],
-                LEAST_SILENT,
+                *(identities[client], LEAST_SILENT),
             )
         for client in back:
-            log.info("\t> %s replies again", identities[client])
+            log.info("\t> %s has sent a usable reply again", identities[client])
 
     def _say_once(self, what: str, message: str, *values: object) -> None:
         if what not in self._said:

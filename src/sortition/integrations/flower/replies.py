@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from sortition.integrations.flower.arrays import NUMBERS, AnyArray, view
 from sortition.integrations.flower.memory_sum import RECORD
+from sortition.integrations.flower.sizes import number_of_examples
 
 log = logging.getLogger("flwr.sortition")
 
@@ -19,11 +20,12 @@ Record = TypeVar("Record", ArrayRecord, MetricRecord)
 
 
 class UnusableError(Exception):
-    """Why a reply can't be used: the reason, and what was found."""
+    """Why a reply or a new model can't be used, what was found, and which clients it is due to."""
 
-    def __init__(self, reason: str, found: object = "") -> None:
+    def __init__(self, reason: str, found: object = "", due_to: Sequence[int] = ()) -> None:
         super().__init__(reason)
         self.reason, self.found = reason, str(found)[:200]
+        self.due_to = list(due_to)  # places in the cohort
 
 
 @dataclass(frozen=True)
@@ -46,28 +48,26 @@ def check_reply(
     The arrays and the memory are taken out of ``content``, so that they need not stay in memory.
     """
     memory = content.pop(RECORD, None)
-    size = _reported_size(content, size_key) if np.isnan(given_size) else given_size
-    arrays = _checked_arrays(_only(content, ArrayRecord), model)
+    size = reported_size(content, size_key) if np.isnan(given_size) else given_size
+    arrays = _checked_arrays(only(content, ArrayRecord), model)
     for name in list(content.array_records):
         content[name] = ArrayRecord()
     return CheckedReply(size, arrays, memory if isinstance(memory, ArrayRecord) else None)
 
 
-def _only(content: RecordDict, kind: type[Record]) -> Record:
+def only(content: RecordDict, kind: type[Record]) -> Record:
+    """The one record of that kind, or an UnusableError."""
     records = [record for record in content.values() if isinstance(record, kind)]
     if len(records) != 1:
         raise UnusableError(f"it must hold exactly one {kind.__name__}", f"got {len(records)}")
     return records[0]
 
 
-def _reported_size(content: RecordDict, key: str) -> float:
-    """The number of examples."""
-    value = _only(content, MetricRecord).get(key)
-    try:
-        size = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else np.nan
-    except OverflowError:
-        size = np.nan
-    if not (np.isfinite(size) and size >= 0.0):
+def reported_size(content: RecordDict, key: str) -> float:
+    """The number of examples that a reply holds, or an UnusableError."""
+    value = only(content, MetricRecord).get(key)
+    size = number_of_examples(value)
+    if np.isnan(size):
         raise UnusableError(
             f"it must report the number of examples as {key!r}, a number that is finite and not negative; or "
             "give the number on the server with num_examples=",
@@ -108,10 +108,10 @@ class Complaints:
     def __init__(self) -> None:
         self._said: set[tuple[str, str]] = set()
 
-    def refused(self, client: str, error: UnusableError) -> None:
-        """A reply was refused."""
+    def refused(self, client: str, error: UnusableError, what: str = "") -> None:
+        """A reply was refused; ``what`` says to what question."""
         found = f" ({error.found})" if error.found else ""
-        self.say(client, f"counts as no reply: {error.reason}", found)
+        self.say(client, f"{what}counts as no reply: {error.reason}", found)
 
     def say(self, client: str, reason: str, found: str = "") -> None:
         """Something is wrong with what ``client`` returned."""

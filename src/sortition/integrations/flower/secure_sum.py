@@ -38,7 +38,7 @@ from flwr.serverapp import Grid
 
 from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
-from sortition.integrations.flower.aggregation import ClientReplies, RoundModel
+from sortition.integrations.flower.aggregation import LONGEST, ClientReplies, RoundModel
 from sortition.integrations.flower.arrays import arrays_of
 from sortition.integrations.flower.memory_sum import ClientAppCallable
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
@@ -207,7 +207,7 @@ class SecureRound:
                 lengths[place] = reply.norm
                 sizes[place] = pool.counted_size(int(cohort.clients[place]), reply.num_examples)
                 contents[place] = RecordDict({"metrics": reply.metrics})
-                if reply.shrink < 1.0:
+                if reply.shrink < 1.0 and not pool.is_private:
                     log.warning(
                         "\t> The update of %s was multiplied by %.2g to fit into the clipping_range of "
                         "SecAgg+: choose a larger one",
@@ -264,7 +264,7 @@ def _read(content: RecordDict) -> SecureReply:
     if not (isinstance(said, MetricRecord) and isinstance(metrics, MetricRecord)):
         raise ValueError("a reply must hold a MetricRecord of the client and one of the mod weigh_update")
     norm, size, shrink = (_number(said, key) for key in ("norm", "num-examples", "shrink"))
-    if not (np.isfinite(norm * size) and norm >= 0.0 and size >= 0.0):
+    if not (norm >= 0.0 and size >= 0.0 and norm * size <= LONGEST):
         raise ValueError(f"a reply must hold a norm and a number of examples, got {dict(said)}")
     return SecureReply(norm, size, shrink, metrics)
 

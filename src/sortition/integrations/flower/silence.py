@@ -1,4 +1,4 @@
-"""Clients that do not reply are asked less often."""
+"""Clients that do not reply, or send what can't be used, are asked less often."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sortition.core.state import array, check
 from sortition.core.types import BoolArray, IntArray
 
 LEAST_SILENT = 3
-"""A client that has not replied this many times in a row rests."""
+"""A client that has sent no usable reply this many times in a row rests."""
 LONGEST_REST = 32
 """Rounds that a client rests at most. Then it is tried again."""
 
 
 class Silence:
-    """How often each client has not replied in a row, and how many rounds it rests for that.
+    """How often in a row each client has sent no usable reply, and how many rounds it rests for that.
 
     A client rests 2 rounds after its third silence in a row, then 4, 8, 16 and 32. While it rests, it is
-    treated as if it were offline. One reply brings it back.
+    treated as if it were offline. One usable reply brings it back.
 
     >>> silence = Silence()
     >>> silence.join(3)
@@ -50,6 +50,10 @@ class Silence:
         rest = self._rest[clients]
         number = max(np.count_nonzero(rest == 0), least)
         return np.sort(clients[np.argsort(rest, kind="stable")[:number]])
+
+    def resting(self, clients: IntArray) -> int:
+        """How many of ``clients`` rest."""
+        return int(np.count_nonzero(self._rest[clients]))
 
     def record(self, clients: IntArray, heard: BoolArray) -> tuple[IntArray, IntArray]:
         """End a round in which ``clients`` were asked. Returns those that begin to rest, and those back."""

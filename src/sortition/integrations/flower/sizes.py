@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -218,6 +219,21 @@ class DataSizes:
             weights = (~np.isnan(self._sizes)).astype(float)
         told = (weights > 0.0) & ~np.isnan(self._sizes)
         return float(np.average(self._sizes[told], weights=weights[told])) if told.any() else float("nan")
+
+
+def number_of_examples(reported: object) -> float:
+    """What a client reports as its number of examples; nan if it is not a number, negative or not finite.
+
+    >>> [number_of_examples(reported) for reported in (3, 2.5, -1, True, "7", [3.0], float("inf"), 10**400)]
+    [3.0, 2.5, nan, nan, nan, nan, nan, nan]
+    """
+    if isinstance(reported, bool) or not isinstance(reported, (int, float)):
+        return math.nan
+    try:
+        number = float(reported)
+    except OverflowError:
+        return math.nan
+    return number if 0.0 <= number < math.inf else math.nan
 
 
 def _checked_size(name: str, value: float) -> float:

@@ -20,12 +20,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from sortition.core.errors import CohortError, ConfigurationError, StateError
 from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
-from sortition.core.types import FloatArray
+from sortition.core.types import BoolArray, FloatArray
 from sortition.core.validation import named_keywords, number_between, whole_number
 from sortition.integrations.flower.aggregation import ClientReplies, OpenRound, RoundModel
 from sortition.integrations.flower.arrays import arrays_of, record_of
 from sortition.integrations.flower.client_metrics import ERROR, standard_errors
-from sortition.integrations.flower.clipping import clip_for
+from sortition.integrations.flower.clipping import MOST_EXCESS, clip_for
 from sortition.integrations.flower.evaluation import STREAM, OpenEvaluation, draw_evaluators
 from sortition.integrations.flower.history import EVALUATE, SERVER, TRAIN, History, OnRound
 from sortition.integrations.flower.identities import (
@@ -36,12 +36,14 @@ from sortition.integrations.flower.identities import (
 )
 from sortition.integrations.flower.inner import (
     NOT_PRIVATE,
+    CohortGrid,
     InnerStrategy,
     check_evaluation,
     check_train_nodes,
 )
 from sortition.integrations.flower.memory_sum import RECORD, MemorySum
 from sortition.integrations.flower.metrics import (
+    OF_NORMS,
     VarianceRatio,
     evaluation_metrics,
     memory_metrics,
@@ -70,10 +72,12 @@ class _Outcome:
 
     weighed: WeighedReplies
     lengths: FloatArray
-    """Of the updates, aligned with the cohort; nan means no reply."""
+    """Of the updates, also of those refused for it, aligned with the cohort; nan means no reply."""
     factors: FloatArray
     """What updates were multiplied by since they were too long, aligned with the cohort."""
     refused: int
+    usable: BoolArray
+    """Whose reply could be used, aligned with the cohort."""
     combined: Combined | None = None
     arrays: ArrayRecord | None = None
     """The new model; None if there is none."""
@@ -84,7 +88,7 @@ class _Outcome:
         """(share times norm) squared, of what was added up."""
         if self.combined is not None:  # these are norms of residuals, made of shorter updates
             return self.weighed.feedback
-        return self.weighed.feedback * self.factors[~np.isnan(self.lengths)] ** 2
+        return self.weighed.feedback * self.factors[~np.isnan(self.weighed.sampler_norms)] ** 2
 
 
 class AdaptiveSampling(Strategy):
@@ -280,17 +284,19 @@ class AdaptiveSampling(Strategy):
             replies, self._inner.strategy.weighted_by_key, self._pool, self._complaints
         )
         try:
-            with self._inner.undone_if_refused(UnusableError):
-                outcome = self._step(current, replies_of_round, server_round)
+            outcome = self._step(current, replies_of_round, server_round)
+            if outcome.arrays is None and not len(outcome.weighed.replied):
+                log.warning("No usable reply in round %d: model and sampler stay as they are", server_round)
         except UnusableError as error:
             log.warning(
                 "\t> Round %d counts as one without a reply. The new model can't be used: %s (%s)",
                 *(server_round, error.reason, error.found),
             )
-            silent = np.full(len(drawn.cohort), np.nan)
+            silent, usable = np.full(len(drawn.cohort), np.nan), ~np.isnan(replies_of_round.lengths)
+            usable[error.due_to] = False
             refused = replies_of_round.refused + len(replies_of_round.contents)
             weighed = self._pool.weigh(drawn, self._pool.count(drawn, silent), silent, silent, 0.0)
-            outcome = _Outcome(weighed, silent, np.ones(len(silent)), refused)
+            outcome = _Outcome(weighed, silent, np.ones(len(silent)), refused, usable)
         weighed = outcome.weighed
         num_replies = len(weighed.replied)
         log.info(
@@ -298,11 +304,10 @@ class AdaptiveSampling(Strategy):
             *(len(drawn.cohort), len(drawn.available), num_replies, len(drawn.cohort) - num_replies),
             f" ({outcome.refused} refused)" if outcome.refused else "",
         )
-        if outcome.arrays is None and not num_replies:
-            log.warning("No client replied in round %d: model and sampler stay as they are", server_round)
 
         # Nothing has changed until here.
-        for place in np.flatnonzero(outcome.factors < 1.0).tolist():
+        too_long = [] if self._pool.is_private else np.flatnonzero(outcome.factors < 1.0).tolist()
+        for place in too_long:
             self._complaints.say(
                 drawn.names[place],
                 "was made shorter, since it is much longer than what others return",
@@ -311,7 +316,7 @@ class AdaptiveSampling(Strategy):
         self._ratio.update(weighed.replied, weighed.probabilities, outcome.feedback, len(drawn.available))
         metrics = sampling_metrics(drawn, weighed, self._ratio.value, len(self._pool.identities))
         metrics["sampling-refused"] = outcome.refused
-        metrics["sampling-clipped"] = int(np.sum(outcome.factors < 1.0))
+        metrics["sampling-clipped"] = len(too_long)
         if outcome.arrays is not None:
             self._arrays = outcome.arrays
         if outcome.combined is not None:
@@ -320,30 +325,36 @@ class AdaptiveSampling(Strategy):
             self._clip.observe(drawn.cohort, outcome.lengths)
         if self._memory is not None:
             metrics.update(memory_metrics(outcome.combined, self._memory.num_bytes))
+        if self._pool.is_private:
+            for name in OF_NORMS:
+                metrics.pop(name, None)
         metrics = MetricRecord({**(outcome.client_metrics or {}), **metrics})
 
         # What the sampler learns; with a ledger, the new state is on disk before.
         self._rounds_done = server_round
         self._history.add(server_round, TRAIN, metrics)
-        self._pool.observe(drawn, weighed, state=lambda: self._state(with_sampler=False))
+        self._pool.observe(drawn, weighed, outcome.usable, state=lambda: self._state(with_sampler=False))
         self._warn_of_dominant_client()
         return outcome.arrays, metrics
 
     def _step(self, current: OpenRound | SecureRound, replies: ClientReplies, server_round: int) -> _Outcome:
         """What the replies make of the model; an UnusableError if that is unfit. Only ``inner`` changes."""
         drawn, cohort = current.drawn, current.drawn.cohort
-        heard, factors = ~np.isnan(replies.lengths), np.ones(len(cohort))
+        lengths, factors = replies.lengths, np.ones(len(cohort))
         if self._clip is not None and not replies.sums:  # what was added up elsewhere can't be made shorter
-            factors = self._clip.factors(cohort, replies.lengths)
+            factors = self._clip.factors(cohort, lengths)
+            if not self._pool.is_private:
+                replies, factors = self._without_diverged(drawn.names, replies, factors)
+        heard = ~np.isnan(replies.lengths)
         counted = self._pool.count(drawn, replies.sizes)
         norms, offline_examples = replies.sizes * replies.lengths, 0.0
         combined: Combined | None = None
-        if self._memory is not None and heard.any() >= min(len(cohort), 1):  # with replies, or nobody drawn
+        if self._memory is not None and (heard.any() or not len(cohort)):
             counting = replace(cohort, weights=counted.factor * cohort.weights)
             combined = self._memory.combine(counting, self._clipped_updates(current, replies, factors))
             norms, offline_examples = combined.norms, combined.offline_examples
         weighed = self._pool.weigh(drawn, counted, norms, replies.sizes, offline_examples)
-        outcome = _Outcome(weighed, replies.lengths, factors, replies.refused, combined)
+        outcome = _Outcome(weighed, lengths, factors, replies.refused, usable=heard, combined=combined)
         if not heard.any() and (combined is None or combined.coefficient == 0.0):
             return outcome
 
@@ -359,20 +370,38 @@ class AdaptiveSampling(Strategy):
             )
             replies.checked.clear()  # the arrays need not stay in memory
             current.model.accepted(moved, moved)
-            with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
-                stepped, outcome.client_metrics = self._inner.aggregate_train(
-                    server_round, moved, replies.contents, replies.sizes, cohort.weights
-                )
-            if stepped is not None:
-                outcome.arrays = current.model.accepted(stepped, moved)
+            with self._inner.undone_if_refused():
+                with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
+                    stepped, outcome.client_metrics = self._inner.aggregate_train(
+                        server_round, moved, replies.contents, replies.sizes, cohort.weights
+                    )
+                if stepped is not None:
+                    outcome.arrays = current.model.accepted(stepped, moved)
         except UnusableError as error:
+            if self._pool.is_private:
+                raise
             parts = np.sqrt(outcome.feedback) * weighed.replied.weights
-            order = [i for i in np.argsort(-parts) if parts[i] >= 0.5 * parts.max()][:3]
-            names = ", ".join(drawn.names[place] for place in np.flatnonzero(heard)[order])
-            raise UnusableError(
-                error.reason, f"{error.found} the largest part of the step is that of {names}".strip()
-            ) from None
+            largest = [i for i in np.argsort(-parts) if parts[i] >= 0.5 * parts.max()][:3]
+            places = np.flatnonzero(heard)[largest].tolist()
+            diverged = np.flatnonzero(~heard & ~np.isnan(lengths)).tolist()
+            names = ", ".join(drawn.names[place] for place in places)
+            found = f"{error.found} the largest part of the step is that of {names}".strip()
+            raise UnusableError(error.reason, found, due_to=places + diverged) from None
         return outcome
+
+    def _without_diverged(
+        self, names: Sequence[str], replies: ClientReplies, factors: FloatArray
+    ) -> tuple[ClientReplies, FloatArray]:
+        """The replies without updates that are beyond all measure, and what the others are multiplied by."""
+        diverged = np.flatnonzero(factors < 1.0 / MOST_EXCESS).tolist()
+        for place in diverged:
+            error = UnusableError(
+                f"its update is more than {MOST_EXCESS:g} times as long as clip_updates allows",
+                f"{1.0 / factors[place]:.2g} times",
+            )
+            self._complaints.refused(names[place], error)
+            factors[place] = 1.0
+        return replies.without(diverged), factors
 
     def _clipped_updates(
         self, current: OpenRound | SecureRound, replies: ClientReplies, factors: FloatArray
@@ -387,9 +416,10 @@ class AdaptiveSampling(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As ``inner`` does it; with ``evaluate_cohort_size``, to clients that are drawn."""
+        """As ``inner`` does it, without clients that rest; with ``evaluate_cohort_size``, by a draw."""
         if not self._evaluate_cohort_size:
-            return self._inner.strategy.configure_evaluate(server_round, arrays, config, grid)
+            asked = self._without_resting(grid) if self._inner.strategy.fraction_evaluate else grid
+            return self._inner.strategy.configure_evaluate(server_round, arrays, config, asked)
         online = self._wait_for_clients(grid)
         names = sorted(self._pool.awake(online, self._evaluate_cohort_size), key=natural_order)
         known, given = self._pool.sizes_of(names)
@@ -415,7 +445,9 @@ class AdaptiveSampling(Strategy):
         if self._evaluation is None:
             raise CohortError("aggregate_evaluate was called without configure_evaluate before it")
         current, self._evaluation = self._evaluation, None
-        heard = current.read(replies, self._inner.strategy.weighted_by_key, self._pool.counted_evaluation)
+        heard = current.read(
+            replies, self._inner.strategy.weighted_by_key, self._pool.counted_evaluation, self._complaints
+        )
         counts = evaluation_metrics(current.num_available, len(current.names), len(heard.contents))
         log.info(
             "aggregate_evaluate: drew %d of %d clients online; %d replied, %d failed",
@@ -429,6 +461,13 @@ class AdaptiveSampling(Strategy):
         errors = standard_errors(heard.metrics, heard.weights, heard.inclusion)
         known = {name: error for name, error in errors.items() if name.removesuffix(ERROR) in means}
         return MetricRecord({**means, **known, **counts})
+
+    def _without_resting(self, grid: Grid) -> Grid:
+        """A grid on which clients that rest can't be seen, unless the others are too few for ``inner``."""
+        inner, online = self._inner.strategy, self._online(grid)
+        awake = self._pool.awake(online, max(inner.min_available_nodes, inner.min_evaluate_nodes))
+        resting = {node for name, node in online.items() if name not in set(awake)}
+        return CohortGrid(grid, [node for node in grid.get_node_ids() if node not in resting])
 
     def _wait_for_clients(self, grid: Grid) -> dict[str, int]:
         """The node id of each client online, as soon as there are enough."""
