@@ -49,7 +49,7 @@ lowest: ## Test with the lowest versions that pyproject.toml allows, in .venv-lo
 	$(PYTHON) -m venv .venv-lowest
 	PIP_CONSTRAINT=constraints-lowest.txt .venv-lowest/bin/python -m pip install --quiet --editable \
 		'.[cli,experiments,reports,flower]' 'flwr[simulation]' pytest pytest-xdist 'hypothesis>=6.130'
-	.venv-lowest/bin/python -m pytest --numprocesses $(WORKERS)
+	.venv-lowest/bin/python -m pytest --numprocesses $(WORKERS) --override-ini filterwarnings=default  # old packages warn
 
 clean: ## Remove .venv, builds and caches
 	rm -rf $(VENV) .venv-lowest build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -64,6 +64,6 @@ def test_the_lowest_versions_are_those_of_the_project() -> None:
     promised = dict(each.split(">=") for each in [*project["dependencies"], *chain(*extras)])
     lines = (root / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
     tested = dict(line.split("==") for line in lines if not line.startswith("#"))
-    assert set(tested) == set(promised)
-    for name, version in tested.items():
-        assert f"{version}.".startswith(f"{promised[name]}."), name
+    assert set(tested) == {"click", *promised}
+    for name, version in promised.items():
+        assert f"{tested[name]}.".startswith(f"{version}."), name

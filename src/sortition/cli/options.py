@@ -139,11 +139,13 @@ class RoundsProgress:
         self._task = self._bar.add_task(what, total=total)
 
     def __enter__(self) -> RoundsProgress:
-        self._bar.start()
+        if not self._bar.disable:
+            self._bar.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
+        if not self._bar.disable:  # rich before 14.1 would write an empty line
+            self._bar.stop()
 
     def advance_to(self, rounds: int) -> None:
         """Show that this many rounds are done."""
