@@ -26,11 +26,16 @@ from flwr.common import (
     FitRes,
     Parameters,
     Status,
+    bytes_to_ndarray,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.compat.common.recorddict_compat import fitres_to_recorddict, parameters_to_arrayrecord
+from flwr.compat.common.recorddict_compat import (
+    fitres_to_recorddict,
+    parameters_to_arrayrecord,
+    recorddict_to_fitres,
+)
 from flwr.server import LegacyContext
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
@@ -42,7 +47,7 @@ from sortition.integrations.flower.aggregation import LONGEST, ClientReplies, Ro
 from sortition.integrations.flower.arrays import arrays_of
 from sortition.integrations.flower.memory_sum import ClientAppCallable
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
-from sortition.integrations.flower.replies import Complaints
+from sortition.integrations.flower.replies import Complaints, UnusableError
 
 log = logging.getLogger("flwr.sortition")
 
@@ -138,9 +143,11 @@ class SecureSum:
     """What the server sees of a round."""
 
     total: list[FloatArray]
-    """The sum of ``factor * num_examples * update`` over the replies, one entry an array of the model."""
+    """The sum of ``factor * num_examples * update``, one entry an array of the model; empty without a sum."""
     replies: dict[int, SecureReply]
-    """By node."""
+    """Those in the sum, by node."""
+    refused: dict[int, UnusableError]
+    """Why replies were left out of the sum, by node."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,8 @@ class SecureRound:
                 }
             )
             contents[node] = RecordDict({**message.content, RECORD: question})
-        return replace(self, received=exchange(workflow, grid, contents, server_round, timeout))
+        sizes = [array.size for array in self.model.arrays.values()]
+        return replace(self, received=exchange(workflow, grid, contents, sizes, server_round, timeout))
 
     def read(
         self, replies: Iterable[Message], size_key: str, pool: ClientPool, complaints: Complaints
@@ -201,7 +209,10 @@ class SecureRound:
         lengths, sizes = np.full(len(cohort), np.nan), np.full(len(cohort), np.nan)
         contents: dict[int, RecordDict] = {}
         sums: dict[str, FloatArray] = {}
-        if self.received is not None:
+        refused = {} if self.received is None else self.received.refused
+        for node, error in refused.items():
+            complaints.refused(names[self.places[node]], error)
+        if self.received is not None and self.received.total:
             for node, reply in self.received.replies.items():
                 place = self.places[node]
                 lengths[place] = reply.norm
@@ -219,23 +230,25 @@ class SecureRound:
                 key: factor * total.reshape(array.shape)
                 for (key, array), total in zip(self.model.arrays.items(), self.received.total, strict=True)
             }
-        return ClientReplies(lengths, sizes, contents=contents, sums=sums)
+        return ClientReplies(lengths, sizes, contents=contents, refused=len(refused), sums=sums)
 
 
 def exchange(
     workflow: SecAggPlusWorkflow,
     grid: Grid,
     contents: Mapping[int, RecordDict],
+    sizes: list[int],
     server_round: int,
     timeout: float | None,
-) -> SecureSum | None:
-    """Send each node its content by SecAgg+, and add up what comes back; None if there is no sum.
+) -> SecureSum:
+    """Send each node its content by SecAgg+, and add up what comes back; ``sizes`` are those of the arrays.
 
-    SecAgg+ can do without a client that is lost while it trains, but not without one that is lost before: the
-    other clients then raise an error. So it begins anew with the others.
+    SecAgg+ can do without a client that is lost while it trains, and one whose reply is malformed is treated
+    like this. It can't do without one that is lost before: the other clients then raise an error. So it
+    begins anew with the others.
     """
     while True:
-        round_grid, cohort = _StageGrid(grid, contents, timeout), _CohortOfNodes(list(contents))
+        round_grid, cohort = _StageGrid(grid, contents, sizes, timeout), _CohortOfNodes(list(contents))
         context = LegacyContext(
             Context(run_id=0, node_id=0, node_config={}, state=RecordDict(), run_config={}),
             strategy=cast(Any, cohort),
@@ -245,21 +258,27 @@ def exchange(
         context.state[MAIN_CONFIGS_RECORD] = ConfigRecord({"current_round": server_round})
         try:
             workflow(cast(Grid, round_grid), context)
-            if cohort.mean is None:
-                return None
-            replies = {node: _read(content) for node, content in round_grid.replies.items()}
         except _LostEarlyError as error:
             contents = {node: content for node, content in contents.items() if node not in error.lost}
             log.info("\t> %d clients were lost before they trained: asking the others again", len(error.lost))
-        except Exception as error:  # a reply was malformed, and can't be taken out of the sum
+            continue
+        except Exception as error:  # whatever the clients make of the workflow, it must not end the run
             log.warning("\t> The sum can't be used: %r", error)
-            return None
-        else:
-            return SecureSum([len(replies) * mean for mean in cohort.mean], replies)
+            cohort.mean = None
+        replies = round_grid.replies
+        total = [] if cohort.mean is None else [len(replies) * mean for mean in cohort.mean]
+        return SecureSum(total, replies, round_grid.refused)
 
 
-def _read(content: RecordDict) -> SecureReply:
-    """What a client says beside its masked product; an error if it makes no sense."""
+def _read(content: RecordDict, sizes: list[int]) -> SecureReply:
+    """What a client says beside its masked product; an error if one of them makes no sense."""
+    recorddict_to_fitres(content, keep_input=True)  # as the workflow does
+    masked = cast(list[bytes], content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS])
+    arrays = [bytes_to_ndarray(part) for part in masked]
+    if [array.shape for array in arrays] != [(size,) for size in (1, *sizes)]:
+        raise ValueError("its masked arrays must have the sizes of the model's")
+    if any(array.dtype.kind not in "iu" for array in arrays):
+        raise ValueError("its masked arrays must hold integers")
     said, metrics = content[RECORD], content["metrics"]
     if not (isinstance(said, MetricRecord) and isinstance(metrics, MetricRecord)):
         raise ValueError("a reply must hold a MetricRecord of the client and one of the mod weigh_update")
@@ -280,11 +299,15 @@ class _LostEarlyError(Exception):
 class _StageGrid:
     """The grid that the workflow sees: in the stage of training, messages carry what the strategy wrote."""
 
-    def __init__(self, grid: Grid, contents: Mapping[int, RecordDict], timeout: float | None) -> None:
+    def __init__(
+        self, grid: Grid, contents: Mapping[int, RecordDict], sizes: list[int], timeout: float | None
+    ) -> None:
         self._grid = grid
         self._contents = contents
+        self._sizes = sizes
         self._timeout = timeout
-        self.replies: dict[int, RecordDict] = {}
+        self.replies: dict[int, SecureReply] = {}
+        self.refused: dict[int, UnusableError] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         messages = list(messages)
@@ -305,7 +328,12 @@ class _StageGrid:
         if stages & {Stage.SETUP, Stage.SHARE_KEYS} and asked - set(answers):
             raise _LostEarlyError(asked - set(answers))
         if Stage.COLLECT_MASKED_VECTORS in stages:
-            self.replies = {node: reply.content for node, reply in answers.items()}
+            for node, reply in answers.items():
+                try:
+                    self.replies[node] = _read(reply.content, self._sizes)
+                except Exception as error:  # whatever is wrong with it, it is the client's fault
+                    self.refused[node] = UnusableError("its masked reply can't be read", repr(error))
+            received = [reply for reply in received if reply.metadata.src_node_id not in self.refused]
         return received
 
 

@@ -473,8 +473,11 @@ class AdaptiveSampling(Strategy):
         """The node id of each client online, as soon as there are enough."""
         inner = self._inner.strategy
         least = max(1, inner.min_available_nodes, inner.min_train_nodes)
+        told = -1
         while len(online := self._online(grid)) < least:
-            log.info("Waiting for clients: %d online, at least %d needed", len(online), least)
+            if len(online) != told:
+                told = len(online)
+                log.info("Waiting for clients: %d online, at least %d needed", told, least)
             time.sleep(1)
         return online
 
