@@ -112,19 +112,22 @@ class TestResults:
 class TestImports:
     """Looking at a recorded run needs the ledger and the charts, and no experiment."""
 
-    @pytest.mark.parametrize("command", [["report"], ["runs", "show"], ["runs", "verify"]])
+    @pytest.mark.parametrize(
+        "command", [["report"], ["runs", "show"], ["runs", "verify"], ["runs", "compare"]]
+    )
     def test_a_recorded_run_is_looked_at_without_an_experiment(self, command, tmp_path):
-        run = tmp_path / "run.db"
-        with open_run(run, lambda: UniformSampler(num_clients=5, cohort_size=2)) as recorded:
-            cohort = recorded.draw()
-            recorded.observe(cohort, [1.0] * len(cohort))
+        runs = [tmp_path / "run.db", tmp_path / "other.db"][: 1 + (command[-1] == "compare")]
+        for run in runs:
+            with open_run(run, lambda: UniformSampler(num_clients=5, cohort_size=2)) as recorded:
+                cohort = recorded.draw()
+                recorded.observe(cohort, [1.0] * len(cohort))
         program = (
             "import sys\nfrom sortition.cli import main\n"
             "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
             "print('MODULES', *sys.modules)\n"
         )
         result = subprocess.run(
-            [sys.executable, "-c", program, *command, str(run)],
+            [sys.executable, "-c", program, *command, *map(str, runs)],
             capture_output=True,
             text=True,
             timeout=600,

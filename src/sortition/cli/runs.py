@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from rich.table import Table
 from sortition.cli.options import RoundsProgress, whole_number, writable_file
 from sortition.core.errors import LedgerError
 from sortition.ledger import RunRecord, read_run, verify_run
+from sortition.ledger.comparison import Target, make_comparison, run_names
 from sortition.ledger.store import counted
 from sortition.ledger.summary import (
     CLIENT_COLUMNS,
@@ -110,6 +112,55 @@ def verify(run: Run) -> None:
         )
 
 
+def _target(text: str) -> Target:
+    """NAME=VALUE."""
+    name, _, value = text.rpartition("=")
+    try:
+        found = Target(name, float(value))
+    except ValueError:
+        found = Target("", math.nan)
+    if not found.name or not math.isfinite(found.value):
+        raise typer.BadParameter(f"expected NAME=VALUE, such as loss=0.4, got {text!r}.")
+    return found
+
+
+@runs_app.command("compare")
+def compare(
+    files: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The files of two or more runs.")],
+    target: Annotated[
+        Target | None,
+        typer.Option(
+            parser=_target,
+            metavar="NAME=VALUE",
+            help="Of a logged number; count the rounds until it is reached.",
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            callback=writable_file,
+            metavar="FILE",
+            dir_okay=False,
+            help="Write a page with the curves here (HTML).",
+        ),
+    ] = None,
+    good: Good = False,
+) -> None:
+    """Compare runs: what differs, rounds, trainings, what they logged, and the estimated gain."""
+    if report is not None:
+        import vl_convert  # noqa: F401 - a missing package is an error before the work, not after it
+    summaries = {}
+    for name, file in zip(run_names(files), files, strict=True):
+        with _reading(file, good) as record:
+            summaries[name] = summarise(record)
+    found = make_comparison(summaries, target)
+    typer.echo(found.text())
+    if report is not None:
+        from sortition.lab.reports.runs_page import runs_page
+
+        _write_page(report, runs_page(found), *files, option="--report")
+
+
 @app.command("report")
 def report(
     run: Run,
@@ -127,12 +178,16 @@ def report(
     target = Path(f"{run}.html") if output is None else output
     with _reading(run, good) as record:
         page = ledger_page(record)
+    _write_page(target, page, run, option="--output")
+
+
+def _write_page(target: Path, page: str, *runs: Path, option: str) -> None:
     try:
-        with whole_file(target, run) as file:
+        with whole_file(target, *runs) as file:
             file.write(page)
     except OSError as error:
         raise LedgerError(
-            f"{target} can't be written ({error.strerror}); name another file with --output"
+            f"{target} can't be written ({error.strerror}); name another file with {option}"
         ) from None
     typer.echo(f"Report: {target.resolve()}")
 

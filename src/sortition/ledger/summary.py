@@ -87,6 +87,8 @@ class RunSummary:
     """Whether norms and seed must not be shown."""
     settings: str
     """The other settings of the sampler, in words."""
+    words: Mapping[str, str]
+    """All settings by name, each in words, with the seed if it may be shown, and the experts."""
     experts: tuple[tuple[str, str], ...]
     """The place of each expert of a portfolio and, in words, what it is."""
     rounds: int
@@ -167,6 +169,7 @@ def summarise(record: RunRecord) -> RunSummary:
         seed=None if record.private else record.seed,
         private=record.private,
         settings=settings_in_words(record.config),
+        words=_words(record),
         experts=tuple((place, expert_in_words(kind, config)) for place, kind, config in record.experts),
         rounds=tally.rounds,
         open_rounds=len(tally.open),
@@ -354,19 +357,29 @@ def settings_in_words(config: Mapping[str, Any]) -> str:
     >>> settings_in_words({"num_clients": 9, "cohort_size": 2, "design": "independent", "privacy": "none"})
     'design independent, privacy none'
     """
-    words = []
-    for name, value in config.items():
-        if name == "guard" and isinstance(value, str) and value != "none":
-            defaults = fields_of(Guard())
-            own = [
-                f"{field}={set_to}"
-                for field, set_to in fields_of(value).items()
-                if defaults.get(field) != set_to
-            ]
-            value = f"Guard({', '.join(own)})"
-        if name not in ("num_clients", "cohort_size"):
-            words.append(f"{name} {value}")
-    return ", ".join(words) or "unknown"
+    shown = [name for name in config if name not in ("num_clients", "cohort_size")]
+    return ", ".join(f"{name} {_in_words(name, config[name])}" for name in shown) or "unknown"
+
+
+def _in_words(name: str, value: Any) -> str:
+    if name == "guard" and isinstance(value, str) and value != "none":
+        defaults = fields_of(Guard())
+        own = [
+            f"{field}={set_to}" for field, set_to in fields_of(value).items() if defaults.get(field) != set_to
+        ]
+        return f"Guard({', '.join(own)})"
+    return str(value)
+
+
+def _words(record: RunRecord) -> dict[str, str]:
+    words = {name: printable(_in_words(name, value)) for name, value in record.config.items()}
+    if record.seed is not None and not record.private:
+        words["seed"] = str(record.seed)
+    if record.experts:
+        words["experts"] = printable(
+            "; ".join(expert_in_words(kind, config) for _, kind, config in record.experts)
+        )
+    return words
 
 
 def expert_in_words(kind: str, config: Mapping[str, Any]) -> str:
@@ -419,12 +432,12 @@ def _write(record: RunRecord, path: Path, columns: Iterable[str], rows: Iterable
 
 
 @contextmanager
-def whole_file(path: Path, run: Path) -> Iterator[TextIO]:
-    """A file that replaces ``path`` once it is whole, with the permissions of the run.
+def whole_file(path: Path, *runs: Path) -> Iterator[TextIO]:
+    """A file that replaces ``path`` once it is whole, with the permissions that all the runs have.
 
-    It is a LedgerError if ``path`` is one of the run's files.
+    It is a LedgerError if ``path`` is one of their files.
     """
-    if belongs_to(run, path):
+    if any(belongs_to(run, path) for run in runs):
         raise LedgerError(f"{path} is one of the files of the run; choose another file")
     if path.exists() and not path.is_file():  # a pipe or a terminal cannot be replaced
         with open(path, "w", newline="", encoding="utf-8") as file:
@@ -436,7 +449,10 @@ def whole_file(path: Path, run: Path) -> Iterator[TextIO]:
         try:
             yield file
             file.flush()
-            os.fchmod(file.fileno(), run.stat().st_mode & 0o666)
+            mode = 0o666
+            for run in runs:
+                mode &= run.stat().st_mode
+            os.fchmod(file.fileno(), mode)
             os.replace(unfinished, target)
         finally:
             unfinished.unlink(missing_ok=True)

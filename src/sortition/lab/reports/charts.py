@@ -113,7 +113,9 @@ def line_chart(
     return whole_chart({**panel, "width": "container", "height": height}, about)
 
 
-def logged_chart(lines: Mapping[str, Mapping[int, float]], name: str) -> dict[str, Any] | None:
+def logged_chart(
+    lines: Mapping[str, Mapping[int, float]], name: str, *, target: float | None = None
+) -> dict[str, Any] | None:
     """Curves of a number that runs logged under ``name``: of each run, by round.
 
     The axis is logarithmic where the numbers are positive and far apart. None if no curve has two points.
@@ -125,9 +127,9 @@ def logged_chart(lines: Mapping[str, Mapping[int, float]], name: str) -> dict[st
         known.append(values[np.isfinite(values)])
     if max(map(len, known), default=0) < 2:
         return None
-    values = np.concatenate(known)
+    values = np.concatenate([*known, [] if target is None else [target]])
     log = bool(values.min() > 0.0 and values.max() > FAR_APART * values.min())
-    return line_chart(curves, "round", name, log=log, height=260)
+    return line_chart(curves, "round", name, log=log, target=target, height=260)
 
 
 def panel_chart(
@@ -179,7 +181,7 @@ def panel_chart(
                 "color": colour,
                 **dashes,
                 "tooltip": [
-                    {"field": "sampler", "title": "sampler"},
+                    {"field": "sampler", "title": "curve"},
                     {"field": "at", "title": x_title},
                     {"field": "y", "title": y_title, "format": ".4g"},
                     *banded,
@@ -207,9 +209,8 @@ def panel_chart(
 def _colours(labels: list[str]) -> list[str]:
     """The samplers' own colours, others for those without, and the palette where no label is a sampler's."""
     own = [COLOURS.get(label.partition(" (")[0].lower()) for label in labels]
-    if not any(own):
-        return [PALETTE[place % len(PALETTE)] for place in range(len(labels))]
-    others = cycle(OTHERS)
+    free = (*OTHERS, *PALETTE) if any(own) else (*PALETTE, *OTHERS)
+    others = cycle([colour for colour in free if colour not in own])
     return [colour or next(others) for colour in own]
 
 
