@@ -79,8 +79,8 @@ def test_the_table_by_hand(runs: tuple[Path, Path]) -> None:
     assert (learner["accuracy"], plain["accuracy"]) == ("0.75", "-")
     assert (learner["rounds to loss 0.4"], plain["rounds to loss 0.4"]) == ("11", "> 10")
     assert (learner["variance"], plain["variance"]) == (first.gain.short(), "x1 [1, 1]")
-    assert "seed 0" in learner["differs in"]
-    assert plain["differs in"] == "design with_replacement, guard none, seed 7"
+    assert "  plain: design with_replacement, guard none, seed 7\n" in found.output
+    assert re.search(r"\n  learner: design fixed_size, guard Guard\(.*\), seed 0\n", found.output)
     assert "at or below it" in found.output
 
 
@@ -90,7 +90,9 @@ def test_nothing_differs_and_nothing_is_logged(tmp_path: Path) -> None:
     for path in paths:
         path.parent.mkdir()
         recorded(path, 3)
-    table = cells(compare(*paths).output)
+    found = compare(*paths).output
+    assert "differ:" not in found
+    table = cells(found)
     assert list(table) == [str(path) for path in paths]
     assert list(table[str(paths[0])]) == [
         "run",
@@ -130,10 +132,11 @@ def test_a_private_run_shows_no_norms(tmp_path: Path, runs: tuple[Path, Path]) -
     private = record(
         tmp_path / "private.db", lambda: EmpiricalBayesSampler(**SIZES, privacy=privacy), [1.0] * 12
     )
-    row = cells(compare(*runs, private).output)["private"]
-    assert row["variance"] == "-"
-    assert "seed" not in row["differs in"]
-    assert "privacy NormPrivacy" in row["differs in"]
+    found = compare(*runs, private).output
+    assert cells(found)["private"]["variance"] == "-"
+    different = re.search(r"\n  private: (.*)\n", found)[1]
+    assert "seed" not in different
+    assert "privacy NormPrivacy" in different
 
 
 def test_the_page_has_a_colour_for_each_run(runs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sortition.ledger.summary import RunSummary
 
 MOST_NAMES = 6
 """Logged numbers that the table shows at most; the page has them all."""
-LEFT_ALIGNED = ("run", "sampler", "differs in")
+LEFT_ALIGNED = ("run", "sampler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,12 @@ class RunComparison:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Names of columns, and a row for each run."""
         names = self.logged[:MOST_NAMES]
-        differences = _differences(list(self.runs.values()))
         columns = ["run", "sampler", "rounds", "trainings", "replied", "clients", *names]
         if self.target is not None:
             columns.append(f"rounds to {self.target}")
-        columns += ["variance", *(["differs in"] if any(differences) else [])]
+        columns.append("variance")
         rows = []
-        for (run, summary), different in zip(self.runs.items(), differences, strict=True):
+        for run, summary in self.runs.items():
             asked = summary.replies + summary.failures
             row = [
                 run,
@@ -89,9 +88,21 @@ class RunComparison:
             ]
             if self.target is not None:
                 row.append(self._reached(run))
-            row += [summary.gain.short(), *([", ".join(different) or "-"] if any(differences) else [])]
-            rows.append(row)
+            rows.append([*row, summary.gain.short()])
         return columns, rows
+
+    def differences(self) -> dict[str, str]:
+        """Of each run the settings that differ among the runs that have them; empty if none do."""
+        values: dict[str, set[str]] = {}
+        for summary in self.runs.values():
+            for name, word in summary.words.items():
+                values.setdefault(name, set()).add(word)
+        different = [name for name in values if len(values[name]) > 1]
+        return {
+            run: ", ".join(f"{name} {summary.words[name]}" for name in different if name in summary.words)
+            for run, summary in self.runs.items()
+            if different
+        }
 
     def how_to_read(self) -> list[str]:
         """What the columns mean."""
@@ -120,7 +131,10 @@ class RunComparison:
             ).rstrip()
 
         ruler = "  ".join("-" * width for width in widths)
-        return "\n".join([joined(columns), ruler, *map(joined, rows), "", *self.how_to_read()])
+        lines = [joined(columns), ruler, *map(joined, rows), ""]
+        if different := self.differences():
+            lines += ["Settings that differ:", *(f"  {run}: {words}" for run, words in different.items()), ""]
+        return "\n".join([*lines, *self.how_to_read()])
 
     def _reached(self, run: str) -> str:
         assert self.target is not None
@@ -161,15 +175,3 @@ def _finite(numbers: Mapping[int, float]) -> list[tuple[int, float]]:
 
 def _last(numbers: Mapping[int, float]) -> str:
     return f"{numbers[max(numbers)]:.4g}" if numbers else "-"
-
-
-def _differences(summaries: Sequence[RunSummary]) -> list[list[str]]:
-    """Of each run the settings that differ among the runs that have them."""
-    values: dict[str, set[str]] = {}
-    for summary in summaries:
-        for name, word in summary.words.items():
-            values.setdefault(name, set()).add(word)
-    return [
-        [f"{name} {word}" for name, word in summary.words.items() if len(values[name]) > 1]
-        for summary in summaries
-    ]

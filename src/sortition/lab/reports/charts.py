@@ -70,12 +70,14 @@ def line_chart(
     share: bool = False,
     target: float | None = None,
     height: int = 320,
+    of: str = "",
 ) -> dict[str, Any]:
     """Plain curves as wide as the page: name -> (x, y), or (x, y, spread to both sides).
 
     ``log`` is for a logarithmic axis, which leaves out what is not positive, ``share`` for one from 0 to
     100%; ``target`` is a value to draw a dashed line at. Where a point stands for many rounds, the line is
-    their mean, or their median on a logarithmic axis, and the description says so.
+    their mean, or their median on a logarithmic axis, and the description says so; ``of`` is what each
+    value is of, if it is not one of ``x_title``.
     """
     curves = []
     for name, (x, values, *spread) in lines.items():
@@ -109,7 +111,7 @@ def line_chart(
         rule = {"type": "rule", "strokeDash": [6, 4], "color": "#555555", "clip": True}
         panel["layer"].append({"data": {"values": [{"y": target}]}, "mark": rule, "encoding": {"y": y_axis}})
     rounds = max((len(curve.mean) for curve in curves), default=0)
-    about = stretches_in_words(rounds, WIDE_POINTS, x_title, median=log)
+    about = stretches_in_words(rounds, WIDE_POINTS, of or x_title, median=log)
     return whole_chart({**panel, "width": "container", "height": height}, about)
 
 
@@ -129,7 +131,7 @@ def logged_chart(
         return None
     values = np.concatenate([*known, [] if target is None else [target]])
     log = bool(values.min() > 0.0 and values.max() > FAR_APART * values.min())
-    return line_chart(curves, "round", name, log=log, target=target, height=260)
+    return line_chart(curves, "round", name, log=log, target=target, height=260, of="logged value")
 
 
 def panel_chart(

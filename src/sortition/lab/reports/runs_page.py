@@ -21,6 +21,8 @@ def runs_page(comparison: RunComparison) -> str:
     )
     for line in comparison.how_to_read():
         page.paragraph(line, note=True)
+    if different := comparison.differences():
+        page.table(("run", "settings that differ"), list(different.items()))
     target = comparison.target
     charts = []
     for name in comparison.logged:
