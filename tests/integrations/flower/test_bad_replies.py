@@ -518,6 +518,21 @@ def test_variances_stay_positive_whatever_the_weights(monkeypatch):
             assert (after["bn.running_var"] > 0.0).all()
 
 
+def test_a_negative_variance_is_refused(caplog):
+    """Evaluation takes its root."""
+    several = [
+        Client(train=lambda arrays, _, value=value: {**arrays, "bn.running_var": np.full(2, value)})
+        for value in (0.5, -50.0, 0.7)
+    ]
+    start = arrays(**{"w": np.zeros(2), "bn.running_var": np.ones(2)})
+    record, metrics = one_round(
+        AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=3), federation(several), start
+    )
+    assert metrics["sampling-refused"] == 1
+    np.testing.assert_allclose(arrays_of(record)["bn.running_var"], 0.6)
+    assert "client-1 returned counts as no reply: its array 'bn.running_var'" in caplog.text
+
+
 def test_the_share_in_the_average_is_the_number_of_examples_times_the_weight():
     start = arrays(**{"w": np.zeros(1), "x.running_mean": np.zeros(1), "n": np.array([0])})
     grid = federation(

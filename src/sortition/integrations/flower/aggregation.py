@@ -24,7 +24,7 @@ from sortition.integrations.flower.arrays import (
     packed,
     view,
 )
-from sortition.integrations.flower.model_memory import averaged_keys
+from sortition.integrations.flower.model_memory import VARIANCE, averaged_keys
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
 from sortition.integrations.flower.replies import CheckedReply, Complaints, UnusableError, check_reply
 
@@ -95,10 +95,12 @@ class RoundModel:
         self.summed = sorted(set(self.arrays) - self._averaged)  # sorted as a memory has them
 
     def length(self, arrays: Mapping[str, AnyArray]) -> float:
-        """The norm of the update to these arrays; an UnusableError if it is not finite."""
+        """The norm of the update to these arrays; an UnusableError if one of them can't be used."""
         for key in sorted(self._averaged):
             if not is_finite(arrays[key]):
                 raise UnusableError(f"its array {key!r} must be finite")
+            if key.endswith(VARIANCE) and np.any(arrays[key] < 0):
+                raise UnusableError(f"its array {key!r} holds variances, which can't be negative")
         squared = sum(_squared_distance(_flat(arrays[key]), _flat(self.arrays[key])) for key in self.summed)
         if not np.isfinite(squared):
             for key in self.summed:

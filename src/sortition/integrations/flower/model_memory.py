@@ -19,7 +19,8 @@ from sortition.memory import Memory
 MEMORY = "memory."
 """Prefix of the memory's entries in the state."""
 
-BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+VARIANCE = "running_var"
+BATCH_NORM = ("running_mean", VARIANCE, "num_batches_tracked")
 """Buffers of batch normalisation: statistics of a client's data, and no updates."""
 
 BYTES_PER_NUMBER = 4

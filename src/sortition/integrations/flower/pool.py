@@ -328,10 +328,14 @@ class ClientPool:
         if self._run is not None:
             self._run.attach(drawn.cohort.round_index, STATE, state())
         self._open_sampler().observe(drawn.cohort, weighed.sampler_norms)
-
-    def dominant_client(self) -> str | None:
-        """The client that reports more examples than all others known together, if there is one."""
-        return self._sizes.dominant()
+        name = self._sizes.dominant()
+        if name is not None:
+            self._say_once(
+                f"dominant {name}",
+                "\t> %s reports more examples than all other clients together, so it decides most of the "
+                "model. If the number is wrong, give the right one on the server: num_examples={%r: ...}",
+                *(name, name),
+            )
 
     def _take_note_of_silence(self, clients: IntArray, usable: BoolArray) -> None:
         identities = self.identities

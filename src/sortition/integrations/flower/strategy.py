@@ -213,7 +213,6 @@ class AdaptiveSampling(Strategy):
         self._is_wrapped = False
         self._query_timeout = LONGEST_QUERY
         self._timeout: float | None = None
-        self._reported_dominant: set[str] = set()
 
     @property
     def inner(self) -> Strategy:
@@ -334,7 +333,6 @@ class AdaptiveSampling(Strategy):
         self._rounds_done = server_round
         self._history.add(server_round, TRAIN, metrics)
         self._pool.observe(drawn, weighed, outcome.usable, state=lambda: self._state(with_sampler=False))
-        self._warn_of_dominant_client()
         return outcome.arrays, metrics
 
     def _step(self, current: OpenRound | SecureRound, replies: ClientReplies, server_round: int) -> _Outcome:
@@ -501,17 +499,6 @@ class AdaptiveSampling(Strategy):
 
     def _online(self, grid: Grid) -> dict[str, int]:
         return self._identities.online(grid, self._query_timeout, lambda: self._pool.known_sizes)
-
-    def _warn_of_dominant_client(self) -> None:
-        name = self._pool.dominant_client()
-        if name is not None and name not in self._reported_dominant:
-            self._reported_dominant.add(name)
-            log.warning(
-                "\t> %s reports more examples than all other clients together, so it decides most of the "
-                "model. If the number is wrong, give the right one on the server: num_examples={%r: ...}",
-                name,
-                name,
-            )
 
     # A whole run -------------------------------------------------------------------------------------
 
