@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import FedAvg
 from sortition import ConfigurationError
 from sortition.core.designs import inclusion_probabilities
 from sortition.integrations.flower import AdaptiveSampling
-from sortition.integrations.flower.client_metrics import standard_errors, weighted_means
 from sortition.integrations.flower.evaluation import draw_evaluators
+from sortition.integrations.flower.metrics import standard_errors, weighted_means
 from tests.integrations.flower.fake_grid import Client, FakeGrid, model, weights
 from tests.integrations.flower.fake_grid import federation as plain_federation
 

@@ -25,7 +25,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from sortition.core.designs import draw_fixed_size
 from sortition.core.types import FloatArray, IntArray
-from sortition.integrations.flower.client_metrics import floats, metrics_of
+from sortition.integrations.flower.metrics import floats, metrics_of
 from sortition.integrations.flower.replies import Complaints, UnusableError, only, reported_size
 
 log = logging.getLogger("flwr.sortition")

@@ -36,8 +36,8 @@ from sortition.core.errors import CohortError, ConfigurationError, StateError
 from sortition.core.state import text
 from sortition.core.types import FloatArray
 from sortition.integrations.flower.arrays import NUMBERS, AnyArray, arrays_of, is_finite, record_of
-from sortition.integrations.flower.client_metrics import metrics_of, weighted_means
 from sortition.integrations.flower.identities import NodeInfo
+from sortition.integrations.flower.metrics import metrics_of, weighted_means
 from sortition.integrations.flower.replies import UnusableError
 
 log = logging.getLogger("flwr.sortition")

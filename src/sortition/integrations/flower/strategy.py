@@ -24,7 +24,6 @@ from sortition.core.types import BoolArray, FloatArray
 from sortition.core.validation import named_keywords, number_between, whole_number
 from sortition.integrations.flower.aggregation import ClientReplies, OpenRound, RoundModel
 from sortition.integrations.flower.arrays import arrays_of, record_of
-from sortition.integrations.flower.client_metrics import ERROR, standard_errors
 from sortition.integrations.flower.clipping import MOST_EXCESS, clip_for
 from sortition.integrations.flower.evaluation import STREAM, OpenEvaluation, draw_evaluators
 from sortition.integrations.flower.history import EVALUATE, SERVER, TRAIN, History, OnRound
@@ -43,11 +42,13 @@ from sortition.integrations.flower.inner import (
 )
 from sortition.integrations.flower.memory_sum import RECORD, MemorySum
 from sortition.integrations.flower.metrics import (
+    ERROR,
     OF_NORMS,
     VarianceRatio,
     evaluation_metrics,
     memory_metrics,
     sampling_metrics,
+    standard_errors,
 )
 from sortition.integrations.flower.model_memory import ClientUpdate, Combined, ModelMemory
 from sortition.integrations.flower.pool import ClientPool, WeighedReplies, string_list
@@ -146,7 +147,8 @@ class AdaptiveSampling(Strategy):
         ``num_batches_tracked`` always are. They do not count towards the norm of an update.
     clip_updates
         Make updates shorter that are much longer than those of the other clients: longer than the
-        ``norm_bound`` of a guard that has seen the lengths of all updates (docs/hostile-clients.md).
+        ``norm_bound`` of a guard that has seen the lengths of all updates (docs/hostile-clients.md). One that
+        is more than 100 times as long as that is refused.
     memory_bytes
         The most that a memory on the server may take. If the clients online at the start need more, it is an
         error.
