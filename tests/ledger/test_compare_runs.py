@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from sortition import EmpiricalBayesSampler, NormPrivacy, UniformSampler
 from sortition.cli.commands import app
 from sortition.ledger import open_run, read_run
-from sortition.ledger.comparison import RunComparison, Target
+from sortition.ledger.side_by_side import RunComparison, Target
 from sortition.ledger.summary import summarise
 from tests.ledger.helpers import CLIENTS, COHORT_SIZE, play, recorded
 

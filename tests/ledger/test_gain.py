@@ -14,7 +14,7 @@ from sortition.cli.commands import app
 from sortition.lab.diagnosis.findings import ADAPTIVE
 from sortition.lab.diagnosis.recorded_run import drawn_rounds, estimates, measure_run
 from sortition.ledger import open_run, read_run
-from sortition.ledger.gain import Population, gain_of
+from sortition.ledger.gain import PresentClients, gain_of
 from sortition.ledger.summary import summarise
 from sortition.ledger.tally import Tally
 from tests.ledger.helpers import CLIENTS, COHORT_SIZE, norms_of, own, play
@@ -36,11 +36,14 @@ def gain(path: Path) -> Any:
 def variances(path: Path, *, inclusion: bool) -> tuple[Any, Any]:
     """Of the tally, for the rounds with a reply."""
     with read_run(path) as record:
-        tally, changes = Tally(Population(record), COHORT_SIZE, inclusion=inclusion), [*record.memberships()]
+        tally, changes = (
+            Tally(PresentClients(record), COHORT_SIZE, inclusion=inclusion),
+            [*record.memberships()],
+        )
         for event in record.events():
             if event.kind == "drawn":
                 while changes and changes[0].round_index <= event.round_index:
-                    tally._population.change(changes.pop(0))
+                    tally._present.change(changes.pop(0))
                 tally.add_cohort(event.round_index, event.payload, event.time)
             elif event.kind == "observed":
                 tally.add_feedback(event.round_index, event.payload)

@@ -17,7 +17,7 @@ from rich.table import Table
 from sortition.cli.options import RoundsProgress, whole_number, writable_file
 from sortition.core.errors import LedgerError
 from sortition.ledger import RunRecord, read_run, verify_run
-from sortition.ledger.comparison import Target, make_comparison, run_names
+from sortition.ledger.side_by_side import Target, make_comparison, run_names
 from sortition.ledger.store import counted
 from sortition.ledger.summary import (
     CLIENT_COLUMNS,

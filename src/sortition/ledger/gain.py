@@ -64,7 +64,7 @@ class Gain:
         return f"{found}, 95% interval {low:.3g} to {high:.3g}, from {self.rounds} rounds"
 
 
-class Population:
+class PresentClients:
     """How many clients can be drawn, and their masses (client weights in the sampler's unit)."""
 
     def __init__(self, record: RunRecord) -> None:

@@ -20,7 +20,7 @@ from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray
 from sortition.core.validation import printable
 from sortition.ledger.files import belongs_to, private
-from sortition.ledger.gain import Gain, Population, gain_of
+from sortition.ledger.gain import Gain, PresentClients, gain_of
 from sortition.ledger.notes import NOTED, Noted
 from sortition.ledger.record import Membership, RunRecord, membership_of
 from sortition.ledger.replay import fields_of
@@ -132,9 +132,9 @@ class RunSummary:
 
 def summarise(record: RunRecord) -> RunSummary:
     """Read the whole record, once."""
-    population, changes, noted = Population(record), [], Noted()
+    present, changes, noted = PresentClients(record), [], Noted()
     inclusion = str(record.config.get("design")) in INCLUSION_DESIGNS
-    tally = Tally(population, record.cohort_size, inclusion=inclusion)
+    tally = Tally(present, record.cohort_size, inclusion=inclusion)
     first: float | None = None
     last, next_round = record.begun_at, record.first_round
     for event in record.events():
@@ -149,7 +149,7 @@ def summarise(record: RunRecord) -> RunSummary:
             tally.add_feedback(event.round_index, event.payload)
         elif change := membership_of(event, next_round):
             changes.append(change)
-            population.change(change)
+            present.change(change)
         elif event.kind == NOTED:
             noted.add(event)
     everybody, left = record.initial_clients, set(record.initially_left.tolist())
@@ -193,15 +193,15 @@ def summarise(record: RunRecord) -> RunSummary:
         replies_by_round=replied,
         norms_by_round=np.full(len(medians), np.nan) if record.private else medians,
         logged=noted.logged,
-        gain=_gain(record, tally, population),
+        gain=_gain(record, tally, present),
     )
 
 
-def _gain(record: RunRecord, tally: Tally, population: Population) -> Gain:
+def _gain(record: RunRecord, tally: Tally, present: PresentClients) -> Gain:
     if record.private:
         return Gain(unknown="not shown")
-    if population.unknown or record.cohort_size is None:
-        return Gain(unknown=population.unknown or "not known: the record does not say the cohort size")
+    if present.unknown or record.cohort_size is None:
+        return Gain(unknown=present.unknown or "not known: the record does not say the cohort size")
     return gain_of(*tally.variances(), record.cohort_size)
 
 

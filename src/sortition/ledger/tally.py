@@ -13,7 +13,7 @@ from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.clients import EMPTY, Table
 from sortition.ledger.encoding import available_of, unpack, unpack_columns
-from sortition.ledger.gain import Population, round_variances
+from sortition.ledger.gain import PresentClients, round_variances
 
 LAST_NORMS = 3
 """How many norms are kept of each client."""
@@ -158,12 +158,12 @@ class ClientTable(Sequence[ClientSummary]):
 class Tally:
     """Adds up the rows of draws and feedback, given one after another, in batches."""
 
-    def __init__(self, population: Population, cohort_size: int | None, *, inclusion: bool) -> None:
+    def __init__(self, present: PresentClients, cohort_size: int | None, *, inclusion: bool) -> None:
         self.clients = ClientTable()
         self.open: dict[int, tuple[int, bytes, float, int, float]] = {}
         """Of each round that awaits feedback: its place among all rounds, its row, when it was drawn, and how
         many clients were there with which mass."""
-        self._population, self._cohort_size, self._inclusion = population, cohort_size, inclusion
+        self._present, self._cohort_size, self._inclusion = present, cohort_size, inclusion
         self.rounds = self.draws = self.replies = self.failures = 0
         self._squares = 0.0
         self._drawn: list[bytes] = []
@@ -175,7 +175,7 @@ class Tally:
 
     def add_cohort(self, round_index: int, payload: bytes, drawn_at: float) -> None:
         """The row of a cohort."""
-        known = self._population
+        known = self._present
         self.open[round_index] = self.rounds, payload, drawn_at, known.count, known.total
         self.rounds += 1
         self._drawn.append(payload)
@@ -239,10 +239,10 @@ class Tally:
             self.replies += int(replies.sum())
             self.failures += int(sizes.sum() - replies.sum())
             self._replies_by_round.append((places, replies / np.where(sizes > 0, sizes, np.nan), medians))
-            if not self._population.unknown and self._cohort_size is not None:
+            if not self._present.unknown and self._cohort_size is not None:
                 both = round_variances(
                     sizes,
-                    self._population.masses(clients),
+                    self._present.masses(clients),
                     p,
                     weights,
                     norms,

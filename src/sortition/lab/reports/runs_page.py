@@ -5,7 +5,7 @@ from __future__ import annotations
 from sortition.lab.reports.charts import logged_chart
 from sortition.lab.reports.ledger_page import CURVES
 from sortition.lab.reports.page import Number, Page
-from sortition.ledger.comparison import LEFT_ALIGNED, RunComparison
+from sortition.ledger.side_by_side import LEFT_ALIGNED, RunComparison
 
 
 def runs_page(comparison: RunComparison) -> str:
