@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -101,10 +102,11 @@ def test_the_sampler_hears_the_residuals(problem, place):
 
 
 def test_a_comparison_with_a_memory():
-    contestants = {"empirical-bayes": CONTESTANTS["empirical-bayes"]}
-    settings = {"num_clients": 20, "cohort_size": 3, "num_rounds": 20, "design": "fixed_size"}
-    plain = compare(contestants, digits_training(**settings), repeats=1)
-    with_memory = compare(contestants, digits_training(**settings, memory=True), repeats=1)
+    problem = partial(digits_federation, num_clients=20)
+    settings = {"cohort_size": 3, "num_rounds": 20, "step_size": 0.01, "repeats": 1}
+    plain, with_memory = (
+        compare(problem, ["empirical-bayes"], **settings, memory=memory) for memory in (False, True)
+    )
     assert (plain.memory, with_memory.memory) == (False, True)
     assert not np.allclose(plain.rows[1].losses, with_memory.rows[1].losses)
     assert (with_memory.rows[1].variance_ratios >= 1.0 - 1e-9).all()
@@ -121,7 +123,7 @@ def test_the_closed_loop_with_a_memory():
 
 
 def test_the_commands_take_a_memory(tmp_path):
-    few = ["--clients", "20", "--cohort", "3", "--rounds", "10", "--repeats", "1", "--samplers", "uniform"]
+    few = ["--clients", "20", "--cohort", "3", "--rounds", "10", "--repeats", "1", "--step-size", "0.01"]
     out = tmp_path / "out.json"
     result = CliRunner().invoke(app, ["compare", *few, "--jobs", "1", "--memory", "--json", str(out)])
     assert result.exit_code == 0, result.output

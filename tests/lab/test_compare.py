@@ -162,7 +162,13 @@ class TestRows:
 
     @pytest.mark.parametrize(
         ("interval", "difference"),
-        [((0.5, 0.9), "fewer"), ((1.1, 1.3), "more"), ((0.9, 1.1), "no difference"), (None, "")],
+        [
+            ((0.5, 0.9), "fewer"),
+            ((1.1, 1.3), "more"),
+            ((0.9, 1.1), "no difference"),
+            ((0.3, 1.1), "not shown"),
+            (None, ""),
+        ],
     )
     def test_a_difference_is_told_by_the_interval(self, comparison, interval, difference):
         assert replace(comparison.rows[1], interval=interval).difference == difference
@@ -230,6 +236,10 @@ class TestEnvironment:
             assert smooth(row.losses)[-1] == score.closed_loop.final_loss
 
 
+def _add_one(model):
+    model += 1.0
+
+
 class TestOwnProblem:
     def test_norms_of_all_clients_come_from_the_updates(self):
         problem = Line(3)
@@ -244,6 +254,9 @@ class TestOwnProblem:
             ({"loss": 3.0}, "method loss"),
             ({"initial_model": lambda: np.zeros((2, 2))}, "initial_model"),
             ({"updates": lambda model, clients, round_index: np.zeros(3)}, "a row of 1 numbers for each"),
+            ({"updates": lambda model, clients, round_index: [[0.0]] * len(clients)}, "an array"),
+            ({"updates": lambda model, clients, round_index: np.random.rand(len(clients), 1)}, "the same"),
+            ({"updates": lambda model, clients, round_index: (_add_one(model), np.zeros((2, 1)))[1]}, "copy"),
             ({"updates": lambda model, clients: np.zeros(3)}, "TypeError"),
         ],
     )
@@ -260,6 +273,13 @@ class TestOwnProblem:
         for wrong in (3, lambda seed: 3, lambda: Line(0)):
             with pytest.raises(ConfigurationError, match="problem"):
                 compare(wrong, [], cohort_size=2, num_rounds=5, step_size=0.1)
+
+    def test_a_sampler_of_another_number_of_clients_is_named(self):
+        def three(trial):
+            return UniformSampler(num_clients=3, cohort_size=1)
+
+        with pytest.raises(ConfigurationError, match="'three' must make a sampler of 6 clients"):
+            compare(Line, {"three": three}, cohort_size=2, num_rounds=5, step_size=0.1)
 
     def test_one_that_is_defined_in_a_notebook_reaches_the_workers(self):
         """Classes of __main__ go by value: here one that no worker can import."""

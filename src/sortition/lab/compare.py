@@ -39,6 +39,8 @@ TUNING_REPEATS = 2
 """Federations that step sizes are chosen on."""
 CONFIDENCE = 0.95
 LAST_SHARE = 0.1
+WIDE = 2.0
+"""An interval whose ends differ by this factor is too wide to show that there is no difference."""
 FLAT = 0.005
 """If less than this share of the progress is made in the second half, the loss is called flat."""
 
@@ -70,11 +72,16 @@ class Row:
 
     @property
     def difference(self) -> str:
-        """Whether it takes fewer or more rounds than uniform sampling, as far as the repeats show it."""
+        """Whether it takes fewer or more rounds than uniform sampling, as far as the repeats show it.
+
+        A wide interval that holds 1 shows nothing.
+        """
         if self.name == BASELINE or self.interval is None:
             return ""
         low, high = self.interval
-        return "fewer" if high < 1.0 else "more" if low > 1.0 else "no difference"
+        if high < 1.0 or low > 1.0:
+            return "fewer" if high < 1.0 else "more"
+        return "no difference" if high < WIDE * low else "not shown"
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,7 +225,8 @@ def compare(
         raise ConfigurationError(
             f"uniform sampling has a loss of {target:.4g} after {TARGET_SHARE:.0%} of {num_rounds} rounds at "
             f"step_size = {steps[BASELINE]:g}, and the initial model has {initial_loss:.4g}: there is "
-            "nothing to compare. Take more rounds or another step_size"
+            "nothing to compare. Take more rounds or a smaller step_size, or tune, which gives each sampler "
+            "a step of its own"
         )
     return Comparison(
         problem=_name(problem),

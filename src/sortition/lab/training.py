@@ -83,12 +83,21 @@ def check_problem(problem: Any) -> Problem:
         raise ConfigurationError(
             f"initial_model() must be a vector of floats, got {model.dtype} of shape {model.shape}"
         )
-    clients = np.arange(min(2, problem.num_clients))
-    updates = np.asarray(problem.updates(model, clients, 0))
-    if updates.shape != (len(clients), len(model)):
+    clients, before = np.arange(min(2, problem.num_clients)), model.copy()
+    updates = problem.updates(model, clients, 0)
+    if not isinstance(updates, np.ndarray) or updates.shape != (len(clients), len(model)):
         raise ConfigurationError(
-            f"updates(model, clients, round_index) must give a row of {len(model)} numbers for each client, "
-            f"got shape {updates.shape} for {len(clients)} clients"
+            f"updates(model, clients, round_index) must give an array with a row of {len(model)} numbers "
+            f"for each client, got {type(updates).__name__} of shape {np.shape(updates)}"
+        )
+    if not np.array_equal(model, before):
+        raise ConfigurationError(
+            "updates(model, clients, round_index) must not change the model: copy it first"
+        )
+    if not np.array_equal(updates, problem.updates(model, clients, 0), equal_nan=True):
+        raise ConfigurationError(
+            "updates(model, clients, round_index) must give the same result when it is called again: what is "
+            "random must depend on the round and the client, as in default_rng([seed, round_index, client])"
         )
     loss = problem.loss(model)
     if not np.isscalar(loss) or not np.isfinite(loss):

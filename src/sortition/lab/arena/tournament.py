@@ -323,6 +323,11 @@ def _make(name: str, contestant: Contestant, environment: str, trial: Trial) -> 
         ) from error
     if not isinstance(sampler, Sampler):
         raise ConfigurationError(f"samplers: {name!r} must make a Sampler, got {type(sampler).__name__}")
+    if sampler.num_clients != len(trial.client_weights):
+        raise ConfigurationError(
+            f"samplers: {name!r} must make a sampler of {len(trial.client_weights)} clients "
+            f"(trial.common() has them), got one of {sampler.num_clients}"
+        )
     return sampler
 
 
