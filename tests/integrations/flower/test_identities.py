@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from sortition import ConfigurationError, UniformSampler
 from sortition.integrations.flower import AdaptiveSampling, reported_identity
-from tests.integrations.flower.fake_grid import Client, FakeGrid, model, one_round
+from tests.integrations.flower.fake_grid import Client, FakeGrid, model, one_round, superlink_error
 
 PEM = b"-----BEGIN PUBLIC KEY-----\n%d\n-----END PUBLIC KEY-----\n"
 
@@ -98,7 +98,7 @@ def test_an_app_that_answers_no_queries_works_by_node_ids_and_is_asked_once_or_a
     assert grid.queries == queries
     assert ("@app.query()" in caplog.text) == (queries == 1)  # what to add
     assert adaptive.identities == tuple(f"node:{node_id}" for node_id in sorted(grid.get_node_ids()))
-    assert "30 of 30" in caplog.text
+    assert ("30 of 30" in caplog.text) == (queries == 5)  # one warning for one cause
 
 
 @pytest.mark.parametrize("failing", [1, 4])
@@ -185,7 +185,7 @@ def test_sizes_that_were_unknown_before_a_restart_are_learnt_from_queries():
     assert after.state_dict()["sizes"].tolist() == [10.0, 30.0, 60.0]
 
 
-def test_a_registered_node_that_does_not_answer_is_asked_once_and_takes_part():
+def test_a_registered_node_that_does_not_answer_is_asked_once_and_takes_part(caplog):
     grid = Silent(registered([10.0, 30.0, 60.0]))
     grid.silent = frozenset({1, 2, 3})
     adaptive = strategy(cohort_size=3)
@@ -193,6 +193,7 @@ def test_a_registered_node_that_does_not_answer_is_asked_once_and_takes_part():
         _, metrics = one_round(adaptive, grid, model(0.0), server_round)
         assert metrics["sampling-replies"] == 3
     assert grid.queries == 3
+    assert caplog.text.count("name:c1, name:c2, name:c3") == 1
 
 
 def test_what_flower_logs_about_a_missing_query_function_is_left_out(caplog):
@@ -214,12 +215,14 @@ def test_what_flower_logs_about_a_missing_query_function_is_left_out(caplog):
     assert errors == ["something else", "No query function registered: later"]
 
 
-def test_a_node_without_a_name_that_never_answers_is_asked_less_and_less():
+def test_a_node_without_a_name_that_is_never_reached_is_asked_less_and_less(caplog):
     grid, adaptive = Silent(simulated([0, 1, 2]).nodes), strategy()
-    grid.silent = frozenset({52})
-    for server_round in range(1, 65):
-        one_round(adaptive, grid, model(0.0), server_round)
+    grid.unreachable = frozenset({52})
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        for server_round in range(1, 65):
+            one_round(adaptive, grid, model(0.0), server_round)
     assert grid.queries == 2 + 7  # in rounds 1, 2, 4, 8, 16, 32 and 64
+    assert caplog.text.count("Node 52 can't be reached") == 1
 
 
 def restarted(grid, node_id, new_id, **changes):
@@ -334,47 +337,80 @@ def test_it_waits_until_enough_clients_are_online(monkeypatch):
 
 
 def test_a_client_that_can_not_be_reached_is_asked_again():
-    class Deaf(FakeGrid):
-        deaf = True
-
-        def _reply(self, message):
-            if message.metadata.message_type == "query" and self.deaf and message.metadata.dst_node_id == 51:
-                return None
-            return super()._reply(message)
-
-    adaptive, grid = strategy(), Deaf(simulated([0, 1, 2]).nodes)
+    adaptive, grid = strategy(), Silent(simulated([0, 1, 2]).nodes)
+    grid.unreachable = frozenset({51})
     one_round(adaptive, grid, model(0.0))
     assert adaptive.identities == ("partition-id:0", "partition-id:2")
-    grid.deaf = False
+    grid.unreachable = frozenset()
     one_round(adaptive, grid, model(0.0), 2)
     assert adaptive.identities == ("partition-id:0", "partition-id:2", "partition-id:1")
 
 
 class Silent(FakeGrid):
-    """Some nodes are online and never answer a query."""
+    """Some nodes are online and never answer a query in time; the SuperLink says that others are gone."""
 
     silent: frozenset[int] = frozenset()
+    unreachable: frozenset[int] = frozenset()
+    waits: set[float | None]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        messages = list(messages)
+        if messages and messages[0].metadata.message_type == "query":
+            self.waits = {*getattr(self, "waits", ()), timeout}
+        return super().send_and_receive(messages, timeout=timeout)
 
     def _reply(self, message):
-        if message.metadata.message_type == "query" and message.metadata.dst_node_id in self.silent:
-            return None
+        if message.metadata.message_type == "query":
+            if message.metadata.dst_node_id in self.silent:
+                return None
+            if message.metadata.dst_node_id in self.unreachable:
+                return superlink_error(message)
         return super()._reply(message)
 
 
-def test_one_node_that_never_answers_does_not_keep_the_others_waiting(monkeypatch):
-    """Not the first one that is asked, be it at the start or among newcomers."""
+def never(seconds):
+    raise AssertionError("there are clients online")
 
-    def never(seconds):
-        raise AssertionError("there are clients online")
 
+def test_who_does_not_answer_in_time_is_not_left_out_and_is_named_once(monkeypatch, caplog):
+    """The first one that is asked, and one among newcomers."""
     monkeypatch.setattr("time.sleep", never)
-    grid, adaptive = Silent(simulated([0, 1, 2]).nodes), strategy()
-    grid.silent = frozenset({50})
-    one_round(adaptive, grid, model(0.0))
-    assert adaptive.identities == ("partition-id:1", "partition-id:2")
-    grid.nodes |= simulated([3, 4], first_node=90).nodes
-    one_round(adaptive, grid, model(0.0), 2)
-    assert adaptive.identities[2:] == ("partition-id:3", "partition-id:4")
+    grid, adaptive = Silent(simulated([0, 1, 2], tells_size=True).nodes), strategy()
+    grid.silent = frozenset({50, 90})
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        _, metrics = one_round(adaptive, grid, model(0.0))
+        assert metrics["sampling-available-clients"] == 3
+        assert adaptive.identities == ("node:50", "partition-id:1", "partition-id:2")
+        assert caplog.text.count("1 of 3 new clients did not answer within 60 seconds") == 1
+        grid.nodes |= simulated([3, 4], first_node=90).nodes
+        for server_round in (2, 3):
+            _, metrics = one_round(adaptive, grid, model(0.0), server_round)
+            assert metrics["sampling-available-clients"] == 5
+    assert adaptive.identities[3:] == ("node:90", "partition-id:4")
+    assert grid.queries == 5
+    assert caplog.text.count("node:50") == caplog.text.count("node:90") == 1
+
+
+def test_a_federation_in_which_nobody_answers_in_time_trains(monkeypatch):
+    monkeypatch.setattr("time.sleep", never)
+    grid, adaptive = Silent(simulated(range(12)).nodes), strategy(cohort_size=4)
+    grid.silent = frozenset(grid.nodes)
+    result = adaptive.start(grid, model(0.0), num_rounds=2, timeout=3)
+    available = [each["sampling-available-clients"] for each in result.train_metrics_clientapp.values()]
+    assert available == [12, 12]
+    assert grid.waits == {60.0}  # and not the time that training may take
+    assert grid.queries == 12
+
+
+def test_a_size_that_is_no_number_is_named_once(caplog):
+    grid, adaptive = simulated([0, 1, 2], tells_size=True), strategy()
+    grid.nodes[51][1].examples = "many"
+    grid.nodes[51][1].extra = {"num-examples": 4.0}  # in its replies
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        for server_round in (1, 2):
+            one_round(adaptive, grid, model(0.0), server_round)
+    (told,) = [each.getMessage() for each in caplog.records if "many" in each.getMessage()]
+    assert "partition-id:1 was asked for its number of examples and told 'num-examples': 'many'" in told
 
 
 def test_one_newcomer_whose_query_fails_leaves_the_others_their_names():

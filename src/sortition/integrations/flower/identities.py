@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo as NodeInfo
@@ -27,15 +27,22 @@ PUBLIC_KEY_START = b"-----BEGIN PUBLIC KEY-----"
 UNREACHABLE = frozenset({3, 4, 5})
 """Error codes of the SuperLink: message, reply or node unavailable. The client itself has not answered."""
 
+LONGEST_QUERY = 60.0
+"""Seconds to wait for answers to a query. It is not the timeout of ``start``, which is for training."""
 TRIALS = (1, 4)
 """So many clients are asked first, and so many next. If all of these fail, no more clients are asked."""
 LONGEST_WAIT = 32
-"""A client that did not answer a query is asked again after 1, 2, 4, ... and at most this many rounds."""
+"""A node that could not be reached is asked again after 1, 2, 4, ... and at most this many rounds."""
 
 NO_QUERY_FUNCTION = "No query function registered"
 """In Flower's error if the ClientApp has no query function. All clients run the same ClientApp."""
 FAILED_IN_RAY = "An exception was raised when processing a message by RayBackend"
 """The line in which Flower's simulation announces such an error in the log."""
+
+BY_NODE_ID = (
+    " Clients without a registered identity are identified by their node ids, which change from run to run: "
+    "a resumed run starts to learn anew about them."
+)
 
 QUERY_FUNCTION = """
     @app.query()
@@ -85,10 +92,31 @@ def natural_order(identity: str) -> tuple[str, bool, int, str]:
     return kind, not value.isdecimal(), number, value
 
 
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first of these names, and how many more there are.
+
+    >>> some(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 @dataclass(frozen=True)
 class _Node:
     identity: str
     activated_at: str
+
+
+@dataclass
+class _Asked:
+    """What came of queries, by node id."""
+
+    answers: dict[int, RecordDict] = field(default_factory=dict)
+    """Empty if the query function failed."""
+    silent: list[int] = field(default_factory=list)
+    """Those that did not answer in time."""
+    unreachable: list[int] = field(default_factory=list)
 
 
 class Identities:
@@ -96,8 +124,9 @@ class Identities:
 
     A client is asked if it has no registered identity or if its size is not known. It gets a query. Its
     answer holds ``reported_key``, if it has no registered identity, and ``size_key``, its number of examples.
-    A client that answers without an identity is identified by its node id, which stays the same during this
-    run only. If the ClientApp has no query function, nobody else is asked.
+    A client that answers without an identity, or not in time, is identified by its node id, which stays the
+    same during this run only. If the ClientApp has no query function, nobody else is asked. Only a node that
+    the SuperLink can't reach is left out, and asked again later.
     """
 
     def __init__(self, identity: IdentityFunction, reported_key: str, size_key: str) -> None:
@@ -108,9 +137,9 @@ class Identities:
         self._reported_sizes: dict[str, float] = {}
         self._any_answer = False
         self._failures = 0
-        self._gives_no_answers = False
+        self._gives_no_answers = self._has_no_query_function = False
         self._looks = 0  # how often ``online`` was called
-        self._waits: dict[int, int] = {}  # of nodes that did not answer: looks from one query to the next
+        self._waits: dict[int, int] = {}  # of unreachable nodes: looks from one query to the next
         self._ask_at: dict[int, int] = {}
         self._warned: set[tuple[int, int]] = set()
 
@@ -123,7 +152,7 @@ class Identities:
         """Whether a client with this identity has the same one after a restart, unlike a node id."""
         return self._reported_key == "node" or not identity.startswith("node:")
 
-    def online(self, grid: Grid, timeout: float, known_sizes: Callable[[], set[str]]) -> dict[str, int]:
+    def online(self, grid: Grid, known_sizes: Callable[[], set[str]]) -> dict[str, int]:
         """The node id of each identity that is online; clients with ``known_sizes`` need not tell theirs."""
         self._looks += 1
         node_ids = set(grid.get_node_ids())
@@ -134,7 +163,7 @@ class Identities:
         }
         if unseen:
             nodes = [node for node in grid.get_nodes() if node.node_id in unseen]
-            self._identify(nodes, grid, timeout, known_sizes())
+            self._identify(nodes, grid, known_sizes())
         found: dict[str, int] = {}
         for node_id in sorted(node_ids & self._nodes.keys()):
             identity = self._nodes[node_id].identity
@@ -143,8 +172,8 @@ class Identities:
             )
         return found
 
-    def _identify(self, nodes: list[NodeInfo], grid: Grid, timeout: float, known_sizes: set[str]) -> None:
-        """Find the identities of new nodes. Nodes that do not answer stay unknown, and are asked again."""
+    def _identify(self, nodes: list[NodeInfo], grid: Grid, known_sizes: set[str]) -> None:
+        """Find the identities of new nodes. Nodes that can't be reached stay unknown, and are asked again."""
         found: dict[int, str] = {}
         to_ask = []
         for node in nodes:
@@ -157,78 +186,99 @@ class Identities:
                 )
             if identity is None or identity not in known_sizes:
                 to_ask.append(node.node_id)
-        answers = self._ask(sorted(to_ask), grid, timeout)
-        nameless = [node_id for node_id in sorted(to_ask) if node_id not in found]
-        by_node_id = 0
+        to_ask.sort()
+        asked = self._ask(to_ask, grid)
+        nameless = [node_id for node_id in to_ask if node_id not in found]
+        by_node_id = []
         for node_id in nameless:
-            reported = _look_up(answers.get(node_id, RecordDict()), self._reported_key)
+            reported = _look_up(asked.answers.get(node_id, RecordDict()), self._reported_key)
             if reported is not None:
                 found[node_id] = f"{self._reported_key}:{reported}"
-            elif node_id in answers or self._gives_no_answers:
-                found[node_id] = f"node:{node_id}"
-                by_node_id += 1
-            else:
+            elif node_id in asked.unreachable:
                 self._waits[node_id] = min(2 * self._waits.get(node_id, 0), LONGEST_WAIT) or 1
                 self._ask_at[node_id] = self._looks + self._waits[node_id]
-        if by_node_id:
+                if self._waits[node_id] == 1:
+                    log.warning("Node %d can't be reached and is left out until it can", node_id)
+            else:
+                found[node_id] = f"node:{node_id}"
+                by_node_id.append(node_id)
+        if silent := [found[node_id] for node_id in asked.silent]:
             log.warning(
-                "%d of %d new clients did not report '%s' when asked. They are identified by their node ids, "
-                "which change from run to run: a resumed run starts to learn anew about them.",
-                *(by_node_id, len(nameless), self._reported_key),
+                "%d of %d new clients did not answer within %g seconds when asked who they are and how many "
+                "examples they have: %s. They take part; their sizes are unknown until they have trained.%s",
+                *(len(silent), len(to_ask), LONGEST_QUERY, some(silent)),
+                BY_NODE_ID if set(asked.silent) & set(by_node_id) else "",
             )
-        for node_id, answer in answers.items():
-            size = number_of_examples(_look_up(answer, self._size_key))
+        nameless_answers = [found[node_id] for node_id in by_node_id if node_id not in asked.silent]
+        if nameless_answers and not self._has_no_query_function:
+            log.warning(
+                "%d of %d new clients did not report '%s' when asked: %s.%s",
+                *(len(nameless_answers), len(nameless), self._reported_key, some(nameless_answers)),
+                BY_NODE_ID,
+            )
+        for node_id, answer in asked.answers.items():
+            value = _look_up(answer, self._size_key)
+            size = number_of_examples(value)
             if not math.isnan(size):
                 self._reported_sizes[found[node_id]] = size
+            elif value is not None:
+                log.warning(
+                    "%s was asked for its number of examples and told '%s': %.50r. It must be a number that "
+                    "is finite and not negative. Its size is unknown until it has trained.",
+                    *(found[node_id], self._size_key, value),
+                )
         for node in nodes:
             if node.node_id in found:
                 self._nodes[node.node_id] = _Node(found[node.node_id], node.last_activated_at)
 
     # Queries -----------------------------------------------------------------------------------------
 
-    def _ask(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, RecordDict]:
-        """What clients answer, empty if they failed; those that could not be reached are left out.
+    def _ask(self, node_ids: list[int], grid: Grid) -> _Asked:
+        """What clients answer.
 
         Unless somebody has answered before, one client is asked first, then four, then all others: if the
         ClientApp has no query function, only one fails.
         """
-        answers: dict[int, RecordDict] = {}
+        asked = _Asked()
         start = 0
         for many in (*TRIALS, len(node_ids)):
             if self._any_answer:
                 many = len(node_ids)
             if self._gives_no_answers or start >= len(node_ids):
                 break
-            answers |= self._query(node_ids[start : start + many], grid, timeout)
+            self._query(node_ids[start : start + many], grid, asked)
             start += many
-        return answers
+        return asked
 
-    def _query(self, node_ids: list[int], grid: Grid, timeout: float) -> dict[int, RecordDict]:
-        """Ask these clients at once."""
+    def _query(self, node_ids: list[int], grid: Grid, asked: _Asked) -> None:
+        """Ask these clients at once, and add what comes of it to ``asked``."""
         question = RecordDict({"query": ConfigRecord({"key": self._reported_key})})
         messages = [Message(question, node_id, MessageType.QUERY) for node_id in node_ids]
         with _without_tracebacks():
-            replies = list(grid.send_and_receive(messages, timeout=timeout))
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        answers: dict[int, RecordDict] = {}
+            replies = list(grid.send_and_receive(messages, timeout=LONGEST_QUERY))
+        sent = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
         for reply in replies:
-            node_id = asked.get(reply.metadata.reply_to_message_id)
-            if node_id is None or (reply.has_error() and reply.error.code in UNREACHABLE):
+            node_id = sent.get(reply.metadata.reply_to_message_id)
+            if node_id is None:
                 continue
-            answers[node_id] = RecordDict() if reply.has_error() else reply.content
+            if reply.has_error() and reply.error.code in UNREACHABLE:
+                asked.unreachable.append(node_id)
+                continue
+            asked.answers[node_id] = RecordDict() if reply.has_error() else reply.content
             self._any_answer |= not reply.has_error()
             self._failures += reply.has_error()
             reason = reply.error.reason if reply.has_error() else None
-            if NO_QUERY_FUNCTION in (reason or "") and not self._gives_no_answers:
-                self._gives_no_answers = True
+            if NO_QUERY_FUNCTION in (reason or "") and not self._has_no_query_function:
+                self._gives_no_answers = self._has_no_query_function = True
                 log.warning(
                     "The ClientApp has no query function, so clients can't be asked who they are and how "
                     "many examples they have. Training goes on, but its first steps are biased, and a "
                     "resumed simulation does not recognise its clients, unless you add:%s",
                     QUERY_FUNCTION.format(key=self._reported_key, size=self._size_key),
                 )
+        heard = {*asked.answers, *asked.unreachable}
+        asked.silent += [node_id for node_id in node_ids if node_id not in heard]
         self._gives_no_answers |= not self._any_answer and self._failures >= sum(TRIALS)
-        return answers
 
     def _latest(self, identity: str, one: int, other: int) -> int:
         """The node that was activated last of two with one identity: the other has stopped unnoticed."""

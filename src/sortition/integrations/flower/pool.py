@@ -20,7 +20,7 @@ from sortition.core.protocols import Sampler, check_available
 from sortition.core.state import array, part, scalar, text
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
-from sortition.integrations.flower.identities import natural_order
+from sortition.integrations.flower.identities import natural_order, some
 from sortition.integrations.flower.silence import LEAST_SILENT, Silence
 from sortition.integrations.flower.sizes import LARGEST_SIZE, DataSizes
 from sortition.ledger import RecordedSampler, open_run, read_run
@@ -367,7 +367,7 @@ class ClientPool:
             self._say_once(
                 "unmatched",
                 "num_examples names clients that are not online: %s. Those online are %s.",
-                *(_some(unmatched), _some(self.identities)),
+                *(some(unmatched), some(self.identities)),
             )
         if self._sampler is None:
             self._initial_clients = len(newcomers)
@@ -608,12 +608,6 @@ def _last_states(run: RecordedSampler, ledger: Path) -> tuple[dict[str, Any] | N
     joined = (run.attachment(number, CLIENTS) for number in range(last + 1, run.round_index + 1))
     found = [kept for kept in (state, *joined) if kept is not None]
     return state, max(found, key=lambda kept: np.size(kept.get("has_replied", ())), default=None)
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    """The first of these names, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def string_list(state: Mapping[str, Any], name: str) -> list[str]:

@@ -63,8 +63,6 @@ MODEL = "model."
 """Prefix of the model's arrays in the state."""
 EVALUATED, REPORTED = "flower_evaluated", "flower_reported"
 """Notes in the ledger: the metrics of a round after its evaluation, and that ``on_round`` has returned."""
-LONGEST_QUERY = 60.0
-"""Seconds to wait for the answer of a client that is asked who it is and how much data it has."""
 
 
 @dataclass
@@ -213,7 +211,6 @@ class AdaptiveSampling(Strategy):
         self._reported = 0  # the last round that on_round has returned from
         self._is_started = False
         self._is_wrapped = False
-        self._query_timeout = LONGEST_QUERY
         self._timeout: float | None = None
 
     @property
@@ -500,7 +497,7 @@ class AdaptiveSampling(Strategy):
         return online
 
     def _online(self, grid: Grid) -> dict[str, int]:
-        return self._identities.online(grid, self._query_timeout, lambda: self._pool.known_sizes)
+        return self._identities.online(grid, lambda: self._pool.known_sizes)
 
     # A whole run -------------------------------------------------------------------------------------
 
@@ -535,7 +532,7 @@ class AdaptiveSampling(Strategy):
         ledger, both are on disk by then. ``metrics`` holds numbers, and lists of numbers, by names such as
         ``"train/loss"``, ``"evaluate/loss"`` and ``"server/loss"`` (from ``evaluate_fn``).
         """
-        self._query_timeout, self._timeout = min(timeout, LONGEST_QUERY), timeout
+        self._timeout = timeout
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         begun, self._is_started = time.monotonic(), True
