@@ -21,6 +21,7 @@ from sortition.cli.options import (
     one_of,
     some_of,
     whole_number,
+    widen,
     writable_directory,
     writable_file,
     write_text,
@@ -209,8 +210,7 @@ def compare_command(
 def samplers_command() -> None:
     """Print the samplers that other commands know by name, and when to take which."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 140
+    widen(console, 140)
     table = Table("sampler", "needs", "learns from", "designs", "guard", "cost of a round", "best when")
     for name, guidance in GUIDANCE.items():
         table.add_row(name + MARKS.get(name, ""), *guidance)
@@ -432,8 +432,7 @@ def _run_vectors(
             progress=progress.advance_to,
         )
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
+    widen(console, 160)
     console.print(vector_table(arena))
     console.print(HOW_TO_READ_VECTORS)
     if out is not None:
@@ -443,8 +442,7 @@ def _run_vectors(
 
 def _print_arena(arena: Arena, measure: str) -> None:
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(110, 30 + 14 * len(arena.samplers))
+    widen(console, max(110, 30 + 14 * len(arena.samplers)))
     console.print(arena_table(arena, measure))
     if arena.mode == "closed":
         console.print(closed_loop_table(arena))

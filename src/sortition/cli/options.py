@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -117,6 +118,12 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def widen(console: Console, columns: int) -> None:
+    """Let tables be so wide in a pipe or a file, which has room for them; COLUMNS still counts."""
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = columns
 
 
 class RoundsProgress:

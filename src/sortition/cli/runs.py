@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sortition.cli.options import RoundsProgress, whole_number, writable_file
+from sortition.cli.options import RoundsProgress, whole_number, widen, writable_file
 from sortition.core.errors import LedgerError
 from sortition.ledger import RunRecord, read_run, verify_run
 from sortition.ledger.side_by_side import Target, make_comparison, run_names
@@ -30,6 +30,9 @@ from sortition.ledger.summary import (
     suspect_rows,
     whole_file,
 )
+
+LEAST_NAME = 8
+"""So many characters of a name are shown at least."""
 
 app = typer.Typer()
 runs_app = typer.Typer()
@@ -60,6 +63,7 @@ def show(
     with _reading(run, good) as record:
         summary = summarise(record)
     console = Console(highlight=False, markup=False, emoji=False)  # names come from the file
+    widen(console, 160)
     overview = Table.grid(padding=(0, 1))
     for name, value in figures(summary, time.time()):
         overview.add_row(f"{name:<18}", value)
@@ -205,10 +209,13 @@ def _reading(run: Path, good: bool) -> Iterator[RunRecord]:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table; if it is too wide, titles and the last column are wrapped, but no other number is."""
+    """A table; if it is too wide, the first column, names, is shortened, and the last one is wrapped."""
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
         cells = [row[place] for row in rows]
+        if place == 0:
+            table.add_column(column, justify="right", no_wrap=True, overflow="ellipsis", min_width=LEAST_NAME)
+            continue
         if place == len(columns) - 1:
             cells = " ".join(cells).split()
         table.add_column(column, justify="right", min_width=max(map(len, cells)))
