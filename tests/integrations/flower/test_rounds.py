@@ -7,14 +7,14 @@ from itertools import product
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 
 from sortition import AdaptiveOSMDSampler, CohortError, UniformSampler
 from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS
 from sortition.integrations.flower import AdaptiveSampling
-from tests.integrations.flower.fake_grid import Client, federation, model, one_round, weights
+from tests.integrations.flower.fake_grid import Client, FakeGrid, federation, model, one_round, weights
 
 
 def fedavg(**options) -> FedAvg:
@@ -286,6 +286,29 @@ def test_the_line_of_a_round_tells_failures_from_refused_replies(caplog):
     with caplog.at_level(logging.INFO, logger="flwr"):
         one_round(AdaptiveSampling(fedavg(), cohort_size=4), grid, model(0.0))
     assert "aggregate_train: drew 4 of 4 clients online; 2 replied, 2 failed (1 refused)" in caplog.messages
+    assert [line for line in caplog.messages if "No reply" in line] == [
+        "\t> No reply from name:client-3: not in time"
+    ]
+
+
+def test_who_fails_is_named_in_one_line_with_the_end_of_its_error(caplog):
+    class Ray(FakeGrid):
+        """A simulation sends the traceback of Ray."""
+
+        def _reply(self, message):
+            if message.metadata.message_type == "train" and message.metadata.dst_node_id == 107:
+                error = "<class 'RayTaskError'>:<'ray::run()\n  File 1\n  File 2\nValueError: no data\n'>"
+                return Message(Error(2, error), reply_to=message)
+            return super()._reply(message)
+
+    late = Client(fails=lambda server_round: "times out")
+    grid = Ray(federation([Client(), Client(), late, late]).nodes)
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        one_round(AdaptiveSampling(fedavg(), cohort_size=4), grid, model(0.0))
+    assert [line for line in caplog.messages if "No reply" in line] == [
+        "\t> No reply from name:client-1: ValueError: no data",
+        "\t> No reply from name:client-2, name:client-3: not in time",
+    ]
 
 
 def test_a_metrics_function_that_fails_does_not_end_the_run(caplog):

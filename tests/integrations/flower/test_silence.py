@@ -60,11 +60,16 @@ def test_it_is_named_when_it_begins_to_rest_and_when_it_is_back(caplog):
     grid = federation(clients(12, lambda server_round: {0} if server_round <= 60 else set()))
     with caplog.at_level(logging.INFO, logger="flwr"):
         metrics = strategy.start(grid, model(0.0), num_rounds=150).train_metrics_clientapp
-    told = [each.getMessage() for each in caplog.records if "name:client-0" in each.getMessage()]
+    told = [line for line in caplog.messages if "name:client-0" in line and "not in time" not in line]
     assert [each for each in told if "has sent no usable reply 3 times in a row" in each] == told[:1]
     assert [each for each in told if "has sent a usable reply again" in each] == told[1:]
     assert len(told) == 2
     assert max(each["sampling-resting-clients"] for each in list(metrics.values())[-40:]) == 0
+    drawn = [line for line in caplog.messages if line.startswith("aggregate_train: drew")]
+    resting = [each["sampling-resting-clients"] for each in metrics.values()]
+    for line, number in zip(drawn, resting, strict=True):
+        rest = " (1 more rest)" if number else ""
+        assert f"drew 3 of {12 - number} clients online{rest}; " in line
 
 
 def test_two_silences_are_no_reason_to_rest():

@@ -26,7 +26,13 @@ from sortition.integrations.flower.arrays import (
 )
 from sortition.integrations.flower.model_memory import VARIANCE, averaged_keys
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
-from sortition.integrations.flower.replies import CheckedReply, Complaints, UnusableError, check_reply
+from sortition.integrations.flower.replies import (
+    CheckedReply,
+    Complaints,
+    UnusableError,
+    check_reply,
+    log_failures,
+)
 
 log = logging.getLogger("flwr.sortition")
 
@@ -276,7 +282,7 @@ class OpenRound:
         return replace(found, refused=refused)
 
     def _contents(self, replies: Iterable[Message]) -> dict[int, RecordDict]:
-        """What each client returned, by place in the cohort; errors are logged.
+        """What each client returned, by place in the cohort; the others are named in the log.
 
         A reply is assigned by the message it answers. Its sender would not do: if a node is gone, the error
         comes from the SuperLink and carries the SuperLink's own node id.
@@ -286,12 +292,15 @@ class OpenRound:
             for message in self.messages
         }
         contents: dict[int, RecordDict] = {}
+        failed: dict[int, str | None] = dict.fromkeys(sorted(asked.values()))
         for reply in replies:
             place = asked.get(reply.metadata.reply_to_message_id)
             if place is None:
                 log.warning("\t> Ignored a reply to a message of another round")
             elif reply.has_error():
-                log.info("\t> No reply from %s: %s", self.drawn.names[place], reply.error.reason)
+                failed[place] = str(reply.error.reason)
             else:
                 contents[place] = reply.content
+                failed.pop(place, None)
+        log_failures({self.drawn.names[place]: reason for place, reason in failed.items()})
         return contents

@@ -15,7 +15,6 @@ simple random sample.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +25,13 @@ from flwr.app import Message, MetricRecord, RecordDict
 from sortition.core.designs import draw_fixed_size
 from sortition.core.types import FloatArray, IntArray
 from sortition.integrations.flower.metrics import floats, metrics_of
-from sortition.integrations.flower.replies import Complaints, UnusableError, only, reported_size
-
-log = logging.getLogger("flwr.sortition")
+from sortition.integrations.flower.replies import (
+    Complaints,
+    UnusableError,
+    log_failures,
+    only,
+    reported_size,
+)
 
 STREAM = 0x6576616C
 """Evaluation has random numbers of its own, so that it never changes who trains."""
@@ -98,14 +101,16 @@ class OpenEvaluation:
             for message in self.messages
         }
         found: dict[int, tuple[RecordDict, float]] = {}
+        failed: dict[str, str | None] = dict.fromkeys(self.names)
         for reply in replies:
             place = asked.get(reply.metadata.reply_to_message_id)
             if place is None:
                 continue
             name = self.names[place]
             if reply.has_error():
-                log.info("\t> No evaluation by %s: %s", name, reply.error.reason)
+                failed[name] = str(reply.error.reason)
                 continue
+            failed.pop(name, None)
             size = float(self.given_sizes[place])
             try:
                 _check_metrics(reply.content, size_key)
@@ -115,6 +120,7 @@ class OpenEvaluation:
                 complaints.refused(name, error, "for evaluation ")
                 continue
             found[place] = reply.content, size
+        log_failures(failed, "evaluation by")
         heard = sorted(found)
         replied = len(heard) / max(len(self.names), 1)
         return EvaluationReplies(

@@ -11,6 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from sortition.integrations.flower.arrays import NUMBERS, AnyArray, view
+from sortition.integrations.flower.identities import some
 from sortition.integrations.flower.memory_sum import RECORD
 from sortition.integrations.flower.sizes import number_of_examples
 
@@ -100,6 +101,26 @@ def _checked_arrays(record: ArrayRecord, model: Mapping[str, AnyArray]) -> dict[
             )
         arrays[key] = array
     return arrays
+
+
+def log_failures(failed: Mapping[str, str | None], what: str = "reply from") -> None:
+    """Name clients that sent no reply, by the errors that came instead; None means that nothing came."""
+    for client, reason in failed.items():
+        if reason is not None:
+            log.info("\t> No %s %s: %s", what, client, last_line(reason))
+    if late := [client for client, reason in failed.items() if reason is None]:
+        log.info("\t> No %s %s: not in time", what, some(late, most=10))
+
+
+def last_line(reason: str, longest: int = 200) -> str:
+    r"""What an error says at its end; a simulation sends all of its traceback.
+
+    >>> last_line("<class 'RayTaskError'>:<'Traceback ...\n\nValueError: no data\n'>")
+    'ValueError: no data'
+    """
+    lines = [line.strip() for line in reason.removesuffix("'>").splitlines() if line.strip()]
+    line = lines[-1] if len(lines) > 1 else reason.strip()
+    return line if len(line) <= longest else line[:longest] + "..."
 
 
 class Complaints:

@@ -298,8 +298,10 @@ class AdaptiveSampling(Strategy):
         weighed = outcome.weighed
         num_replies = len(weighed.replied)
         log.info(
-            "aggregate_train: drew %d of %d clients online; %d replied, %d failed%s",
-            *(len(drawn.cohort), len(drawn.available), num_replies, len(drawn.cohort) - num_replies),
+            "aggregate_train: drew %d of %d clients online%s; %d replied, %d failed%s",
+            *(len(drawn.cohort), len(drawn.available)),
+            f" ({drawn.resting} more rest)" if drawn.resting else "",
+            *(num_replies, len(drawn.cohort) - num_replies),
             f" ({outcome.refused} refused)" if outcome.refused else "",
         )
 
