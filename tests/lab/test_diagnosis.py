@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -255,7 +256,43 @@ class TestLedgerEstimates:
         assert rounds[-1].size_shares == pytest.approx(masses[rounds[-1].clients] / 1.5)
         assert len(rounds[-1].clients) == 1
         assert expected.noise.num_rounds == 4
-        assert "record more rounds" in repr(expected)
+        assert "Record more rounds" in expected.sentence
+
+    @staticmethod
+    def skewed(path, rounds):
+        """A run in which one client of ten has norms ten times as large."""
+        norms = np.where(np.arange(10) == 3, 10.0, 1.0)
+        with open_run(path, lambda: default_sampler(10, 2, seed=2)) as run:
+            for _ in range(rounds):
+                cohort = run.draw()
+                run.observe(cohort, norms[cohort.clients])
+        return diagnose(path)
+
+    def test_few_rounds_give_no_verdict(self, tmp_path):
+        few, many = self.skewed(tmp_path / "few.db", 5), self.skewed(tmp_path / "many.db", 200)
+        assert (few.verdict, few.choice) == ("can't tell yet", None)
+        assert few.sentence.startswith("Can't tell yet: 5 rounds with replies are too few, 10 are the least.")
+        assert "<" not in few.table
+        assert json.loads(few.json())["choice"] is None
+        assert many.verdict == "adaptive"
+
+    def test_a_verdict_that_depends_on_single_rounds_is_not_given(self):
+        """Uniform sampling is better in 17 rounds of 20, adaptive sampling by far in the other three."""
+        adaptive = np.where(np.arange(20) % 7 == 0, -16.0, 2.0)
+        noise = replace(
+            noise_of(uniform=1.0, adaptive=1.0),
+            num_rounds=20,
+            sampling={UNIFORM: np.ones(20), ADAPTIVE: adaptive},
+            replacing={UNIFORM: np.ones(20), ADAPTIVE: adaptive},
+            largest_signal=np.full(20, 1e-12),
+            block=20,
+            estimated=True,
+        )
+        assert noise.ratio(ADAPTIVE) == pytest.approx(-0.7)
+        found = Diagnosis("it", noise)
+        assert found.verdict == "can't tell yet"
+        assert "other rounds could give another verdict" in found.sentence
+        assert Diagnosis("it", replace(noise, estimated=False)).verdict == "adaptive"
 
     @staticmethod
     def answer(run):

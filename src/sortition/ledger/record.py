@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, printable
 from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
-from sortition.ledger.files import RunFiles, run_file, side_directory
+from sortition.ledger.files import ATTACHMENT, RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.notes import NOTED, Noted, notes_in
 from sortition.ledger.replay import MakeSampler, all_experts, maker_from, rebuild, within
@@ -190,6 +191,16 @@ class RunRecord:
     def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
         """What was attached to a round under that name; None if nothing is there."""
         return self._files().attachment(round_index, name)
+
+    def last_attachments(self) -> dict[str, dict[str, Any]]:
+        """By name, what was attached last; a name whose last file is damaged is left out."""
+        files, found = self._files(), {}
+        for name in files.attachment_names():
+            with suppress(LedgerError, OSError):
+                kept = files.attachment(files.numbers(ATTACHMENT + name)[-1], name)
+                if kept is not None:
+                    found[name] = kept
+        return found
 
     def notes(self, name: str) -> dict[int, dict[str, Any]]:
         """What was noted under that name, by round; the last note of each round."""

@@ -44,3 +44,31 @@ def test_the_scale_is_that_of_the_aggregate(tmp_path, sizes):
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     assert diagnose(tmp_path / "run.db").noise.num_clients == 12
+
+
+def test_sizes_that_replies_told_are_those_of_a_query(tmp_path):
+    """Sampling by size is a choice, and its estimate is that of the sizes, whoever told them when."""
+    everybody = clients()
+    sizes = np.array([client.examples for client in everybody], dtype=float)
+    strategy = AdaptiveSampling(INNER["FedAvg"](), ledger=tmp_path / "run.db", cohort_size=4, seed=5)
+    strategy.start(federation(everybody, shuffle=None), model(0.0, 1.0), num_rounds=20)
+    found = diagnose(tmp_path / "run.db")
+    assert "proportional" in found.noise.sampling
+    assert not any("same weight" in fact for fact in found.facts)
+    with read_run(tmp_path / "run.db") as record:
+        state = record.last_attachments()["flower"]
+        rounds = list(drawn_rounds(record, 4, state["sizes"]))
+    assert sorted(state["sizes"]) == sorted(sizes)
+    for one in rounds:
+        np.testing.assert_allclose(one.size_shares, state["sizes"][one.clients] / sizes.sum(), rtol=1e-12)
+        np.testing.assert_allclose((one.size_shares * one.norms) ** 2, one.feedback, rtol=1e-12)
+
+
+def test_a_size_that_is_not_known_yet_counts_as_the_mean(tmp_path):
+    strategy = AdaptiveSampling(INNER["FedAvg"](), ledger=tmp_path / "run.db", cohort_size=2, seed=5)
+    strategy.start(federation(clients()), model(0.0, 1.0), num_rounds=2)
+    with read_run(tmp_path / "run.db") as record:
+        unknown = int(np.isnan(record.last_attachments()["flower"]["sizes"]).sum())
+    found = diagnose(tmp_path / "run.db")
+    assert unknown >= 8
+    assert f"{unknown} clients have not told their sizes" in repr(found)

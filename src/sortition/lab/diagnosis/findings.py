@@ -12,7 +12,7 @@ participation.
 range of the rounds. At one small step for all choices noise decides nothing, and nothing is saved.
 
 *The verdict* is the simplest choice whose rounds, in the middle of its range, are at most ``NEAR`` times
-those of the best choice.
+those of the best choice. From a recorded run it is only given if it hardly depends on which rounds were seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import FloatArray
 from sortition.core.variance import optimal_probabilities
 
 UNIFORM, PROPORTIONAL, ADAPTIVE, MEMORY = "uniform", "proportional", "adaptive", "adaptive with memory"
@@ -48,14 +48,19 @@ IN_WORDS = {
 }
 NEAR = 1.05
 """A choice is as good as the best if it is expected to take at most this many times its rounds."""
+CANT_TELL_YET = "can't tell yet"
+"""The verdict if a recorded run has too few rounds."""
+LEAST_ROUNDS = 10
+"""Fewer rounds of a recorded run give no verdict."""
+RIGHT, SURE = 1.1, 0.9
+"""A verdict of a recorded run is given if, in this share of the bootstrap, its choice takes at most so many
+times the rounds of the best and, unless it is uniform sampling, fewer than uniform sampling."""
 SAMPLES = 400
 """Of the bootstrap."""
 MOST_ROUNDS = 100
 """Heterogeneity is computed for at most this many rounds, evenly spread."""
 STEPS = 400
 """Of the search for the best fixed distribution."""
-WIDE = 0.1
-"""A standard error of a ratio that is called wide."""
 
 
 @dataclass(frozen=True)
@@ -154,13 +159,17 @@ class StepNoise:
     """By baseline (uniform, proportional) and choice: the least K with the baseline's variance at K."""
     notes: tuple[str, ...] = ()
 
-    def ratio(self, choice: str, kind: str = "sampling", chosen: IntArray | None = None) -> float:
+    def ratio(self, choice: str, kind: str = "sampling") -> float:
         """What ``choice`` has for each 1 of uniform sampling, on average over the rounds.
 
         ``kind``: "sampling" S, "replacing" the same with replacement, over uniform draws of fixed size;
-        "noise" S + B; "most" G + N with G as it is known, or 0; "least" with the largest G. ``chosen`` are
-        the rounds to take, for a bootstrap.
+        "noise" S + B; "most" G + N with G as it is known, or 0; "least" with the largest G.
         """
+        own, base = self._in_units(choice, kind).sum(axis=1)
+        return float(own / base) if base > 0.0 else 1.0
+
+    def _in_units(self, choice: str, kind: str) -> FloatArray:
+        """Two rows: what ``choice`` and uniform sampling have in each round, in units of its block."""
         rest = np.zeros_like(self.largest_signal)
         if kind in ("noise", "most") and self.minibatch is not None:
             rest = rest + self.minibatch
@@ -170,12 +179,8 @@ class StepNoise:
             rest = np.maximum(self.largest_signal, 0.0 if self.minibatch is None else self.minibatch)
         own = (self.replacing if kind == "replacing" else self.sampling)[choice] + rest
         base = self.sampling[UNIFORM] + rest
-        unit = _block_means(base, self.block)
-        if chosen is None:
-            chosen = np.arange(len(base))
-        chosen = chosen[unit[chosen] > 0.0]
-        below = float(np.sum(base[chosen] / unit[chosen]))
-        return float(np.sum(own[chosen] / unit[chosen])) / below if below > 0.0 else 1.0
+        unit, both = _block_means(base, self.block), np.stack([own, base])
+        return np.divide(both, unit, out=np.zeros_like(both), where=unit > 0.0)
 
     def rounds(self, choice: str) -> float:
         """Rounds over those of uniform sampling, in the (geometric) middle of the range."""
@@ -185,9 +190,36 @@ class StepNoise:
         """Of ``ratio(choice)``, by a bootstrap over the rounds; None if nothing was estimated."""
         if not self.estimated or choice == UNIFORM:
             return None
-        rng, count = np.random.default_rng(0), len(self.largest_signal)
-        found = [self.ratio(choice, chosen=rng.integers(count, size=count)) for _ in range(SAMPLES)]
-        return float(np.std(found))
+        return float(np.std(self._bootstrap[choice, "sampling"]))
+
+    def certainty(self, choice: str) -> float:
+        """The share of the bootstrap in which ``choice`` is right; 1 if nothing was estimated."""
+        if not self.estimated:
+            return 1.0
+        drawn = self._bootstrap
+        rounds = {
+            name: np.sqrt(np.maximum(drawn[name, "most"], 0.0) * np.maximum(drawn[name, "least"], 0.0))
+            for name in CHOICES
+            if name in self.sampling
+        }
+        right = rounds[choice] <= RIGHT * np.min(list(rounds.values()), axis=0)
+        return float(np.mean(right & ((choice == UNIFORM) | (rounds[choice] < 1.0))))
+
+    @cached_property
+    def _bootstrap(self) -> dict[tuple[str, str], FloatArray]:
+        """Ratios by choice and kind, ``SAMPLES`` times over rounds that are drawn with replacement."""
+        pairs = [(choice, kind) for choice in self.sampling for kind in ("sampling", "most", "least")]
+        columns = np.concatenate([self._in_units(*pair) for pair in pairs]).T
+        rng, count = np.random.default_rng(0), len(columns)
+        sums = np.array(
+            [
+                np.bincount(rng.integers(count, size=count), minlength=count).astype(float) @ columns
+                for _ in range(SAMPLES)
+            ]
+        )
+        own, base = sums[:, ::2], sums[:, 1::2]
+        ratios = np.divide(own, base, out=np.ones_like(own), where=base > 0.0)
+        return dict(zip(pairs, ratios.T, strict=True))
 
 
 def _block_means(values: FloatArray, length: int) -> FloatArray:
@@ -237,14 +269,33 @@ class Diagnosis:
     noise: StepNoise
 
     @cached_property
-    def choice(self) -> str:
-        """The choice that the verdict names."""
-        return verdict_of({choice: self.noise.rounds(choice) for choice in self._choices})
+    def choice(self) -> str | None:
+        """The choice that the verdict names; None if it names none."""
+        return None if self._doubt else self._likely
 
     @property
     def verdict(self) -> str:
-        """*nothing to gain*, *sample by size and be done*, *adaptive* or *adaptive with memory*."""
-        return VERDICTS[self.choice]
+        """*nothing to gain*, *sample by size and be done*, *adaptive*, *adaptive with memory*.
+
+        Or, of a recorded run, *can't tell yet*.
+        """
+        return CANT_TELL_YET if self.choice is None else VERDICTS[self.choice]
+
+    @cached_property
+    def _likely(self) -> str:
+        return verdict_of({choice: self.noise.rounds(choice) for choice in self._choices})
+
+    @cached_property
+    def _doubt(self) -> str:
+        """Why there is no verdict; empty if there is one."""
+        noise = self.noise
+        if not noise.estimated:
+            return ""
+        if noise.num_rounds < LEAST_ROUNDS:
+            return f"{noise.num_rounds} rounds with replies are too few, {LEAST_ROUNDS} are the least."
+        if noise.certainty(self._likely) < SURE:
+            return f"{noise.num_rounds} rounds are too few, other rounds could give another verdict."
+        return ""
 
     @cached_property
     def rows(self) -> tuple[DiagnosisRow, ...]:
@@ -278,6 +329,9 @@ class Diagnosis:
     def sentence(self) -> str:
         """The answer."""
         by_name = {row.choice: row for row in self.rows}
+        if self.choice is None:
+            likely = IN_WORDS[self._likely]
+            return f"Can't tell yet: {self._doubt} Record more rounds. So far {likely} looks best."
         own = by_name[self.choice]
         if self.choice == UNIFORM:
             best = min((by_name[c] for c in self._choices), key=lambda row: self.noise.rounds(row.choice))
@@ -313,11 +367,11 @@ class Diagnosis:
                 f"the rest" + (": the larger part stays, so fewer rounds are saved." if share < 0.5 else ".")
             )
         for baseline, found in noise.smallest_cohorts.items():
-            if baseline == PROPORTIONAL and self.choice in (UNIFORM, PROPORTIONAL):
+            if self.choice is None or (baseline == PROPORTIONAL and self.choice in (UNIFORM, PROPORTIONAL)):
                 continue
-            least = found.get(self.choice if self.choice in found else ADAPTIVE)
+            choice = self.choice if self.choice in found else ADAPTIVE
+            least = found.get(choice)
             if least is not None and least < noise.cohort_size:
-                choice = self.choice if self.choice in found else ADAPTIVE
                 said.append(
                     f"K = {least} in {IN_WORDS[choice]} has the variance of {IN_WORDS[baseline]} at "
                     f"K = {noise.cohort_size}."
@@ -326,15 +380,9 @@ class Diagnosis:
             said += _heterogeneity_in_words(noise.heterogeneity)
         if MEMORY not in noise.sampling:
             said.append("What a memory is worth can't be told from norms; diagnose a problem for that.")
-        errors = [row.standard_error for row in self.rows if row.standard_error is not None]
-        if errors:
+        if noise.estimated:
             said.append(
-                f"Estimated from {noise.num_rounds} rounds of what was drawn; standard errors are in brackets"
-                + (
-                    ". They are wide: record more rounds before you rely on the verdict."
-                    if max(errors) > WIDE
-                    else "."
-                )
+                f"Estimated from those drawn in {noise.num_rounds} rounds; standard errors are in brackets."
             )
         return (*said, *noise.notes)
 

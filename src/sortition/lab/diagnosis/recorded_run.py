@@ -13,8 +13,9 @@ That is consistent, but a little low or high where a block has few draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,8 @@ MOST_FILLED = 4_000_000
 MOST_REPLAYED = 500
 """Rounds of that replay at most, the last ones."""
 DEFAULT_SAMPLER = "EmpiricalBayesSampler"
+FLOWER = "flower"
+"""The attachment of a Flower run."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class DrawnRound:
 
     clients: IntArray
     norms: FloatArray
+    """Feedback is (share of all data times norm) squared."""
     weights: FloatArray
     """Mean one for every client."""
     feedback: FloatArray
@@ -49,9 +53,9 @@ class DrawnRound:
     """With which the run drew them."""
     num_available: int
     by_size: FloatArray
-    """Inclusion probabilities in proportion to the client weights."""
+    """Inclusion probabilities in proportion to the sizes."""
     size_shares: FloatArray
-    """The client weights among those available."""
+    """The shares in the data of those available."""
 
 
 def estimates(drawn: DrawnRound, cohort_size: int) -> dict[str, tuple[float, float]]:
@@ -79,8 +83,9 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
     cohort_size = record.cohort_size
     if cohort_size is None:
         raise LedgerError(f"{record.path} does not say its cohort size, so it can't be diagnosed")
-    rounds = []
-    for drawn in drawn_rounds(record, cohort_size):
+    rounds, notes = [], []
+    sizes = _flower_sizes(record.last_attachments().get(FLOWER, {}))
+    for drawn in drawn_rounds(record, cohort_size, sizes):
         rounds.append(drawn)
         tick()
     if not rounds:
@@ -89,7 +94,6 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
     both = {choice: np.array([one[choice] for one in found]).T for choice in found[0]}
     block = min(len(rounds), max(5, math.ceil(DRAWS_A_BLOCK / cohort_size)))
     best, largest = _best(rounds, cohort_size, block)
-    notes = []
     sampling = {UNIFORM: both[UNIFORM][0]}
     replacing = {UNIFORM: both[UNIFORM][1]}
     sized = any(np.ptp(drawn.size_shares) > 1e-12 for drawn in rounds)
@@ -97,7 +101,13 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
         sampling[PROPORTIONAL], replacing[PROPORTIONAL] = both[PROPORTIONAL]
     else:
         notes.append(
-            "All clients have the same weight in the ledger, so sampling by size is uniform sampling."
+            "All clients have the same weight in the ledger, so sampling by size is uniform sampling. If "
+            "they have different amounts of data, the ledger does not say so."
+        )
+    unknown = 0 if sizes is None else int(np.isnan(sizes).sum())
+    if unknown:
+        notes.append(
+            f"{unknown} clients have not told their sizes; they count as the mean of those that have."
         )
     if record.sampler == DEFAULT_SAMPLER:
         sampling[ADAPTIVE], replacing[ADAPTIVE] = both["run"]
@@ -136,9 +146,14 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
     return replace(noise, smallest_cohorts={UNIFORM: least})
 
 
-def drawn_rounds(record: RunRecord, cohort_size: int) -> Iterator[DrawnRound]:
-    """The answered rounds, each with the client weights of its time."""
-    masses = _Masses(record)
+def drawn_rounds(
+    record: RunRecord, cohort_size: int, sizes: FloatArray | None = None
+) -> Iterator[DrawnRound]:
+    """The answered rounds, each with the client weights of its time.
+
+    ``sizes`` are the clients' amounts of data, nan if unknown; None if the client weights say them.
+    """
+    masses = _Masses(record, sizes)
     changes = iter([*record.memberships()])
     change = next(changes, None)
     inclusion_design = str(record.config.get("design")) in INCLUSION_DESIGNS
@@ -157,7 +172,7 @@ def drawn_rounds(record: RunRecord, cohort_size: int) -> Iterator[DrawnRound]:
             inclusion = np.minimum(1.0, cohort_size * inclusion)
         yield DrawnRound(
             clients=replied.clients,
-            norms=norms,
+            norms=masses.norms(replied.clients, norms),
             weights=replied.weights,
             feedback=(masses.weights(replied.clients) * norms) ** 2,
             inclusion=inclusion,
@@ -168,9 +183,12 @@ def drawn_rounds(record: RunRecord, cohort_size: int) -> Iterator[DrawnRound]:
 
 
 class _Masses:
-    """The client weights of a run as clients join and leave; in the unit that the sampler was built with."""
+    """The client weights of a run as clients join and leave; in the unit that the sampler was built with.
 
-    def __init__(self, record: RunRecord) -> None:
+    And the sizes of the clients, in the order of their ids, where they are known beside these.
+    """
+
+    def __init__(self, record: RunRecord, sizes: FloatArray | None = None) -> None:
         clients = record.initial_clients
         given = record.settings.get("client_weights")
         if clients is None or not record.rebuildable or "client_weights" not in record.settings:
@@ -187,6 +205,7 @@ class _Masses:
         self._average = 1.0 / clients
         self._all = np.full(clients, self._average) if given is None else np.asarray(given, dtype=float)
         self._kept: tuple[FloatArray, FloatArray] | None = None  # shares and inclusion of everybody
+        self._known = None if sizes is None or np.all(np.isnan(sizes)) else sizes
 
     def change(self, change: Membership) -> None:
         """Clients that joined or left."""
@@ -203,20 +222,46 @@ class _Masses:
         """lambda, among all that are here."""
         return np.asarray(self._all[clients] / self._all.sum())
 
+    def norms(self, clients: IntArray, heard: FloatArray) -> FloatArray:
+        """What was ``heard`` over lambda's part in it: times lambda, over the share in all data."""
+        if self._known is None:
+            return heard
+        sizes = self._sizes()
+        shares = sizes[clients] / sizes.sum()
+        heard = self.weights(clients) * heard
+        return np.asarray(np.divide(heard, shares, out=np.zeros_like(heard), where=shares > 0.0))
+
+    def _sizes(self) -> FloatArray:
+        """What sampling by size goes by; 0 for clients that have left."""
+        if self._known is None:
+            return self._all
+        sizes = np.full(len(self._all), np.nan)
+        count = min(len(sizes), len(self._known))
+        sizes[:count] = self._known[:count]
+        sizes = np.where(np.isnan(sizes), np.nanmean(self._known), sizes)
+        return np.where(self._all > 0.0, sizes, 0.0)
+
     def among(
         self, available: IntArray | None, clients: IntArray, cohort_size: int
     ) -> tuple[FloatArray, FloatArray, int]:
         """Of ``clients``: shares and inclusion by size among the available; and how many these are."""
+        sizes = self._sizes()
         if available is not None:
-            shares = self._all[available] / self._all[available].sum()
+            shares = sizes[available] / sizes[available].sum()
             places = np.searchsorted(available, clients)
             by_size = inclusion_probabilities(shares, cohort_size)
             return shares[places], by_size[places], len(available)
         if self._kept is None:
-            everybody = self._all / self._all.sum()
+            everybody = sizes / sizes.sum()
             self._kept = everybody, inclusion_probabilities(everybody, cohort_size)
         shares, by_size = self._kept
         return shares[clients], by_size[clients], int(np.count_nonzero(self._all))
+
+
+def _flower_sizes(state: Mapping[str, Any]) -> FloatArray | None:
+    """The clients' amounts of data in the state of a Flower run, nan where unknown; None if it has none."""
+    sizes = state.get("sizes")
+    return None if sizes is None or not np.size(sizes) else np.asarray(sizes, dtype=float)
 
 
 def _best(
