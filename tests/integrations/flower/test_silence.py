@@ -6,12 +6,19 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import MessageType
+from flwr.app import Error, Message, MessageType
 from flwr.serverapp.strategy import FedAvg
 
 from sortition import StateError, UniformSampler
 from sortition.integrations.flower import AdaptiveSampling
-from tests.integrations.flower.fake_grid import Client, federation, model, one_round, weights
+from tests.integrations.flower.fake_grid import (
+    CLIENT_APP_RAISED,
+    Client,
+    federation,
+    model,
+    one_round,
+    weights,
+)
 from tests.integrations.flower.test_resume import through_a_file
 
 
@@ -130,6 +137,42 @@ def test_a_client_that_rests_is_not_asked_to_evaluate(fraction):
     silent = [message for message in asked if message.metadata.dst_node_id == min(grid.nodes)]
     assert len(silent) <= 20 - sum(resting[1:]) <= 12
     assert len(asked) > 0.8 * 20 * int(7 * fraction)
+
+
+@pytest.mark.parametrize("sampled", [None, 10])
+def test_a_client_that_never_evaluates_is_asked_less_often(sampled, caplog):
+    """It is rarely drawn to train, and then it replies: training alone does not show that it is silent."""
+    several = [Client() for _ in range(20)]
+    grid = federation(several)
+    handled = grid._handled
+
+    def silent(message, client):
+        is_silent = client is several[3] and message.metadata.message_type == MessageType.EVALUATE
+        return None if is_silent else handled(message, client)
+
+    grid._handled = silent
+    strategy = AdaptiveSampling(FedAvg(), cohort_size=2, evaluate_cohort_size=sampled)
+    strategy.start(grid, model(0.0), num_rounds=40)
+    node = sorted(grid.nodes)[3]
+    asked = [message for message in grid.sent if message.metadata.message_type == MessageType.EVALUATE]
+    times = sum(message.metadata.dst_node_id == node for message in asked)
+    assert times == 7 if sampled is None else 3 <= times <= 7
+    assert caplog.text.count("name:client-3 has not answered 3 times in a row") == 1
+
+
+def test_an_evaluation_that_raises_an_error_is_an_answer(caplog):
+    """As when the ClientApp can't evaluate: nobody rests for it."""
+    grid = federation([Client() for _ in range(4)])
+    handled = grid._handled
+
+    def fails(message, client):
+        if message.metadata.message_type == MessageType.EVALUATE:
+            return Message(Error(CLIENT_APP_RAISED, "no evaluate function"), reply_to=message)
+        return handled(message, client)
+
+    grid._handled = fails
+    AdaptiveSampling(FedAvg(), cohort_size=2).start(grid, model(0.0), num_rounds=5)
+    assert "has not answered" not in caplog.text
 
 
 def test_a_client_that_rests_evaluates_if_inner_needs_it():

@@ -81,6 +81,11 @@ def reported_identity(node: NodeInfo) -> str | None:
     return None
 
 
+def is_unreachable(reply: Message) -> bool:
+    """Whether it is the SuperLink that says that the client has not answered."""
+    return bool(reply.has_error() and reply.error.code in UNREACHABLE)
+
+
 def natural_order(identity: str) -> tuple[str, bool, int, str]:
     """A sort key that puts 2 before 10.
 
@@ -261,7 +266,7 @@ class Identities:
             node_id = sent.get(reply.metadata.reply_to_message_id)
             if node_id is None:
                 continue
-            if reply.has_error() and reply.error.code in UNREACHABLE:
+            if is_unreachable(reply):
                 asked.unreachable.append(node_id)
                 continue
             asked.answers[node_id] = RecordDict() if reply.has_error() else reply.content

@@ -160,6 +160,7 @@ class ClientPool:
         self._has_replied: BoolArray = np.zeros(0, dtype=bool)
         self._sizes = DataSizes(num_examples, max_examples)
         self._silence = Silence()
+        self._silent_evaluators = Silence()  # a program that resumes learns anew who does not evaluate
         self._said: set[str] = set()  # what the log says once
         self._ledger = None if ledger is None else ledger_file(ledger)
         self._run: RecordedSampler | None = None
@@ -223,12 +224,26 @@ class ClientPool:
             is_asked_again=is_asked_again,
         )
 
-    def awake(self, names: Collection[str], least: int) -> list[str]:
-        """Those of these clients that do not rest, and some that do if there are too few."""
+    def evaluators(self, names: Collection[str], least: int) -> list[str]:
+        """Those of these clients that do not rest, and some that do if there are too few to evaluate."""
         known = np.array([self._ids[name] for name in names if name in self._ids], dtype=np.int64)
         new = [name for name in names if name not in self._ids]
         identities = self.identities
-        return new + [identities[client] for client in self._silence.awake(known, least - len(new))]
+        awake = self._silence.awake(known, least - len(new), self._silent_evaluators)
+        return new + [identities[client] for client in awake]
+
+    def observe_evaluation(self, asked: Collection[str], silent: Collection[str]) -> None:
+        """Take note of who was asked to evaluate, and did not answer."""
+        known = [name for name in asked if name in self._ids]
+        heard = np.array([name not in silent for name in known], dtype=bool)
+        ids = np.array([self._ids[name] for name in known], dtype=np.int64)
+        resting, _ = self._silent_evaluators.record(ids, heard)
+        for client in resting:
+            log.warning(
+                "\t> %s has not answered %d times in a row when it was asked to evaluate. It is asked less "
+                "often until it does.",
+                *(self.identities[client], LEAST_SILENT),
+            )
 
     def sizes_of(self, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
         """The sizes of these clients that are known, and those that were given; nan for the others."""
@@ -363,6 +378,7 @@ class ClientPool:
         self._has_replied = np.concatenate([self._has_replied, np.zeros(len(newcomers), dtype=bool)])
         self._sizes.join(newcomers, reported_sizes)
         self._silence.join(len(newcomers))
+        self._silent_evaluators.join(len(newcomers))
         if unmatched := self._sizes.matched_nobody():
             self._say_once(
                 "unmatched",
@@ -456,6 +472,8 @@ class ClientPool:
             self._sampler = sampler
         self._ids = {name: place for place, name in enumerate(identities)}
         self._has_replied, self._sizes, self._silence = has_replied, sizes, silence
+        self._silent_evaluators = Silence()
+        self._silent_evaluators.join(len(identities))
         self._initial_clients, self._default_weights = initial_clients, default_weights
 
     # Ledger ------------------------------------------------------------------------------------------

@@ -45,9 +45,11 @@ class Silence:
             np.concatenate([each, np.zeros(newcomers, dtype=np.int64)]) for each in (self._times, self._rest)
         )
 
-    def awake(self, clients: IntArray, least: int) -> IntArray:
-        """The ``clients`` that do not rest. If these are too few, those with the shortest rests as well."""
+    def awake(self, clients: IntArray, least: int, other: Silence | None = None) -> IntArray:
+        """The ``clients`` that rest neither here nor in ``other``; if too few, those with the shortest rests."""
         rest = self._rest[clients]
+        if other is not None:
+            rest = np.maximum(rest, other._rest[clients])
         number = max(np.count_nonzero(rest == 0), least)
         return np.sort(clients[np.argsort(rest, kind="stable")[:number]])
 

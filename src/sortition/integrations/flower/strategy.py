@@ -30,6 +30,7 @@ from sortition.integrations.flower.history import EVALUATE, SERVER, TRAIN, Histo
 from sortition.integrations.flower.identities import (
     Identities,
     IdentityFunction,
+    is_unreachable,
     natural_order,
     registered_identity,
 )
@@ -185,6 +186,7 @@ class AdaptiveSampling(Strategy):
             self._evaluate_cohort_size = whole_number("evaluate_cohort_size", evaluate_cohort_size, least=2)
             check_evaluation(self._inner.strategy, self._evaluate_cohort_size)
         self._evaluation: OpenEvaluation | None = None
+        self._evaluators: dict[str, Message] = {}  # the messages that ask for an evaluation, by client
         self._resume_timeout = number_between("resume_timeout", resume_timeout, 0.0, math.inf)
         self._identities = Identities(identity, reported_key, self._inner.strategy.weighted_by_key)
         if not (isinstance(memory, bool) or memory == "clients"):
@@ -417,10 +419,16 @@ class AdaptiveSampling(Strategy):
     ) -> Iterable[Message]:
         """As ``inner`` does it, without clients that rest; with ``evaluate_cohort_size``, by a draw."""
         if not self._evaluate_cohort_size:
-            asked = self._without_resting(grid) if self._inner.strategy.fraction_evaluate else grid
-            return self._inner.strategy.configure_evaluate(server_round, arrays, config, asked)
+            inner, self._evaluators = self._inner.strategy, {}
+            if not inner.fraction_evaluate:
+                return inner.configure_evaluate(server_round, arrays, config, grid)
+            online = self._online(grid)
+            awake = self._without_resting(grid, online)
+            messages = list(inner.configure_evaluate(server_round, arrays, config, awake))
+            self._take_note_of_evaluators(messages, online)
+            return messages
         online = self._wait_for_clients(grid)
-        names = sorted(self._pool.awake(online, self._evaluate_cohort_size), key=natural_order)
+        names = sorted(self._pool.evaluators(online, self._evaluate_cohort_size), key=natural_order)
         known, given = self._pool.sizes_of(names)
         known = np.where(
             (known == 0.0) & np.isnan(given), np.nan, known
@@ -431,10 +439,20 @@ class AdaptiveSampling(Strategy):
         messages = self._inner.configure_evaluate(server_round, arrays, config, grid, nodes=list(places))
         evaluators = [names[client] for client in drawn.tolist()]
         self._evaluation = OpenEvaluation(evaluators, inclusion, given[drawn], len(names), messages, places)
+        self._take_note_of_evaluators(messages, online)
         return messages
+
+    def _take_note_of_evaluators(self, messages: list[Message], online: Mapping[str, int]) -> None:
+        names = {node: name for name, node in online.items()}
+        asked = [(message, names.get(message.metadata.dst_node_id)) for message in messages]
+        self._evaluators = {name: message for message, name in asked if name is not None}
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As ``inner`` does it; with ``evaluate_cohort_size``, the means of all clients online, estimated."""
+        replies, evaluators, self._evaluators = list(replies), self._evaluators, {}
+        answered = {reply.metadata.reply_to_message_id for reply in replies if not is_unreachable(reply)}
+        silent = [name for name, message in evaluators.items() if message.metadata.message_id not in answered]
+        self._pool.observe_evaluation(evaluators, silent)
         if not self._evaluate_cohort_size:
             try:
                 return self._inner.strategy.aggregate_evaluate(server_round, replies)
@@ -461,10 +479,10 @@ class AdaptiveSampling(Strategy):
         known = {name: error for name, error in errors.items() if name.removesuffix(ERROR) in means}
         return MetricRecord({**means, **known, **counts})
 
-    def _without_resting(self, grid: Grid) -> Grid:
+    def _without_resting(self, grid: Grid, online: Mapping[str, int]) -> Grid:
         """A grid on which clients that rest can't be seen, unless the others are too few for ``inner``."""
-        inner, online = self._inner.strategy, self._online(grid)
-        awake = self._pool.awake(online, max(inner.min_available_nodes, inner.min_evaluate_nodes))
+        inner = self._inner.strategy
+        awake = self._pool.evaluators(online, max(inner.min_available_nodes, inner.min_evaluate_nodes))
         resting = {node for name, node in online.items() if name not in set(awake)}
         return CohortGrid(grid, [node for node in grid.get_node_ids() if node not in resting])
 
