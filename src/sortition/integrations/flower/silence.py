@@ -46,7 +46,7 @@ class Silence:
         )
 
     def awake(self, clients: IntArray, least: int, other: Silence | None = None) -> IntArray:
-        """The ``clients`` that rest neither here nor in ``other``; if too few, those with the shortest rests."""
+        """The clients that rest neither here nor in ``other``; if too few, those with the shortest rests."""
         rest = self._rest[clients]
         if other is not None:
             rest = np.maximum(rest, other._rest[clients])
