@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from sortition import ConfigurationError
 from sortition.integrations.flower import AdaptiveSampling
 from sortition.ledger import read_run
+from sortition.ledger.summary import summarise
 from tests.integrations.flower.fake_grid import federation, model, weights
 from tests.integrations.flower.test_resume import clients
 
@@ -102,7 +103,8 @@ def test_the_metrics_are_logged_in_the_ledger(tmp_path, crash, whole):
         start(tmp_path / "run.db", crash=crash)
     start(tmp_path / "run.db")
     with read_run(tmp_path / "run.db") as record:
-        logged = record.logged()
+        logged, gain = record.logged(), summarise(record).gain
+    assert gain.ratio is not None, gain
     wanted = {}
     for source, part in zip(("train", "evaluate", "server"), PARTS, strict=True):
         for server_round, metrics in getattr(whole[0], part).items():
