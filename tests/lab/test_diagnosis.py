@@ -16,6 +16,7 @@ from sortition import (
     ConfigurationError,
     FixedSampler,
     LedgerError,
+    Memory,
     NormPrivacy,
     UniformSampler,
     default_sampler,
@@ -257,6 +258,29 @@ class TestLedgerEstimates:
         assert len(rounds[-1].clients) == 1
         assert expected.noise.num_rounds == 4
         assert "Record more rounds" in expected.sentence
+
+    @pytest.mark.parametrize("memory", [None, "memory", "all"])
+    def test_a_memory_is_found_where_it_is_attached(self, tmp_path, memory):
+        """Residuals are no updates: the run has no verdict, and no end of the range but x1."""
+        kept = Memory(num_parameters=3, num_clients=M)
+        with open_run(tmp_path / "run.db", lambda: default_sampler(M, K, client_weights=WEIGHTS)) as run:
+            for _ in range(12):
+                cohort = run.draw()
+                _, norms = kept.combine(cohort, UPDATES[cohort.clients], WEIGHTS[cohort.clients])
+                state = kept.state_dict()
+                if memory == "memory":
+                    run.attach(cohort.round_index, memory, state)
+                if memory == "all":
+                    own = {f"own.{name}": value for name, value in state.items()}
+                    run.attach(cohort.round_index, memory, {"model": np.zeros(3), **own})
+                run.observe(cohort, norms)
+        found = diagnose(tmp_path / "run.db")
+        if memory is None:
+            assert "No memory was found in the run" in repr(found)
+        else:
+            assert (found.verdict, found.choice) == ("can't tell", None)
+            assert "Can't tell: the run had a memory" in found.sentence
+            assert {row.most_rounds for row in found.rows} == {1.0}
 
     @staticmethod
     def skewed(path, rounds):

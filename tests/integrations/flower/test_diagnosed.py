@@ -72,3 +72,12 @@ def test_a_size_that_is_not_known_yet_counts_as_the_mean(tmp_path):
     found = diagnose(tmp_path / "run.db")
     assert unknown >= 8
     assert f"{unknown} clients have not told their sizes" in repr(found)
+
+
+@pytest.mark.parametrize("memory", [True, "clients", False])
+def test_a_memory_is_seen(tmp_path, memory):
+    strategy = AdaptiveSampling(
+        INNER["FedAvg"](), ledger=tmp_path / "run.db", cohort_size=4, seed=5, memory=memory
+    )
+    strategy.start(federation(clients()), model(0.0, 1.0), num_rounds=2)
+    assert diagnose(tmp_path / "run.db").verdict == ("can't tell" if memory else "can't tell yet")

@@ -48,8 +48,8 @@ IN_WORDS = {
 }
 NEAR = 1.05
 """A choice is as good as the best if it is expected to take at most this many times its rounds."""
-CANT_TELL_YET = "can't tell yet"
-"""The verdict if a recorded run has too few rounds."""
+CANT_TELL, CANT_TELL_YET = "can't tell", "can't tell yet"
+"""The verdict of a recorded run with a memory, and of one that has too few rounds."""
 LEAST_ROUNDS = 10
 """Fewer rounds of a recorded run give no verdict."""
 RIGHT, SURE = 1.1, 0.9
@@ -154,6 +154,8 @@ class StepNoise:
     """Rounds whose mean is the unit of each: where a round is only estimated, it takes several."""
     estimated: bool = False
     """Whether the arrays are estimates from what was drawn."""
+    residuals: bool = False
+    """Whether the norms are of residuals, what had changed since a memory: these bound no signal."""
     heterogeneity: Heterogeneity | None = None
     smallest_cohorts: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
     """By baseline (uniform, proportional) and choice: the least K with the baseline's variance at K."""
@@ -165,6 +167,8 @@ class StepNoise:
         ``kind``: "sampling" S, "replacing" the same with replacement, over uniform draws of fixed size;
         "noise" S + B; "most" G + N with G as it is known, or 0; "least" with the largest G.
         """
+        if kind == "least" and self.residuals:
+            return 1.0  # the signal may be as large as it likes
         own, base = self._in_units(choice, kind).sum(axis=1)
         return float(own / base) if base > 0.0 else 1.0
 
@@ -277,9 +281,11 @@ class Diagnosis:
     def verdict(self) -> str:
         """*nothing to gain*, *sample by size and be done*, *adaptive*, *adaptive with memory*.
 
-        Or, of a recorded run, *can't tell yet*.
+        Or, of a recorded run, *can't tell yet*; *can't tell* if it had a memory.
         """
-        return CANT_TELL_YET if self.choice is None else VERDICTS[self.choice]
+        if self.choice is None:
+            return CANT_TELL if self.noise.residuals else CANT_TELL_YET
+        return VERDICTS[self.choice]
 
     @cached_property
     def _likely(self) -> str:
@@ -289,6 +295,11 @@ class Diagnosis:
     def _doubt(self) -> str:
         """Why there is no verdict; empty if there is one."""
         noise = self.noise
+        if noise.residuals:
+            return (
+                "the run had a memory, so its norms are those of what had changed, not of updates. The "
+                "figures are of sampling beside that memory. Record a run without one, or diagnose a problem."
+            )
         if not noise.estimated:
             return ""
         if noise.num_rounds < LEAST_ROUNDS:
@@ -328,7 +339,9 @@ class Diagnosis:
     @cached_property
     def sentence(self) -> str:
         """The answer."""
-        by_name = {row.choice: row for row in self.rows}
+        noise, by_name = self.noise, {row.choice: row for row in self.rows}
+        if noise.residuals:
+            return f"Can't tell: {self._doubt}"
         if self.choice is None:
             likely = IN_WORDS[self._likely]
             return f"Can't tell yet: {self._doubt} Record more rounds. So far {likely} looks best."
@@ -354,8 +367,14 @@ class Diagnosis:
         """What lies behind the answer, a sentence each."""
         noise, by_name = self.noise, {row.choice: row for row in self.rows}
         said = [
-            "The range goes from a signal as large as the norms allow to "
-            + ("the signal as it is." if noise.signal is not None else "no signal: noise decides alone.")
+            "A range of rounds has two ends: "
+            + (
+                "updates much longer than their changes"
+                if noise.residuals
+                else "updates that all point one way"
+            )
+            + ", which saves the least, and updates that "
+            + ("agree as measured." if noise.signal is not None else "cancel out, which saves the most.")
             + " At one small step for all choices, none is faster than another."
         ]
         share = by_name[UNIFORM].sampling_share

@@ -37,6 +37,8 @@ MOST_REPLAYED = 500
 DEFAULT_SAMPLER = "EmpiricalBayesSampler"
 FLOWER = "flower"
 """The attachment of a Flower run."""
+CLIENT_MEMORY = "client_memory."
+"""What entries of it start with if the clients hold the memory."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
     if cohort_size is None:
         raise LedgerError(f"{record.path} does not say its cohort size, so it can't be diagnosed")
     rounds, notes = [], []
-    sizes = _flower_sizes(record.last_attachments().get(FLOWER, {}))
+    attached = record.last_attachments()
+    sizes, residuals = _flower_sizes(attached.get(FLOWER, {})), any(map(_has_memory, attached.values()))
     for drawn in drawn_rounds(record, cohort_size, sizes):
         rounds.append(drawn)
         tick()
@@ -125,6 +128,11 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
                 "client's nearest in time. So its row is a guess."
             )
     sampling[BEST], replacing[BEST] = best
+    if not residuals:
+        notes.append(
+            "The norms are taken for those of updates. No memory was found in the run; if it had one that is "
+            "not attached to it, they are of what had changed since, and the verdict says nothing."
+        )
     notes.append("The variances are unbiased; 'best possible' is only consistent.")
     noise = StepNoise(
         num_clients=rounds[-1].num_available,
@@ -137,6 +145,7 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
         largest_signal=largest,
         block=block,
         estimated=True,
+        residuals=residuals,
         notes=tuple(notes),
     )
     squares = np.array([np.sum(drawn.weights * drawn.feedback) for drawn in rounds])
@@ -262,6 +271,14 @@ def _flower_sizes(state: Mapping[str, Any]) -> FloatArray | None:
     """The clients' amounts of data in the state of a Flower run, nan where unknown; None if it has none."""
     sizes = state.get("sizes")
     return None if sizes is None or not np.size(sizes) else np.asarray(sizes, dtype=float)
+
+
+def _has_memory(attached: Mapping[str, Any]) -> bool:
+    """Whether an attachment holds the state of a ``Memory``, or of Flower clients that hold theirs."""
+    return any(
+        (entry.rpartition(".")[2] == "kind" and str(value) == "Memory") or entry.startswith(CLIENT_MEMORY)
+        for entry, value in attached.items()
+    )
 
 
 def _best(
