@@ -94,7 +94,7 @@ def test_the_step_is_unbiased_over_every_cohort_whatever_is_remembered(design, l
 
 
 def test_it_is_unbiased_too_if_clients_have_more_examples_than_before():
-    """The total is fixed before the draw, as it is without a memory."""
+    """The sizes that count are those known before the draw, as it is without a memory."""
     mean, more = np.zeros(2), SIZES + np.array([3.0, 0.0, 9.0, 1.0, 4.0])
     for probability, cohort in cohorts("fixed_size", np.append(0.8 * P, 0.2), 2):
         grid = federation(clients())
@@ -103,7 +103,7 @@ def test_it_is_unbiased_too_if_clients_have_more_examples_than_before():
             client.examples = float(size)
         sampler.told = cohort
         mean += probability * (weights(one_round(strategy, grid, model(*START), 5)[0]) - START)
-    everybody = sum(size * drift(m, 5) for m, size in enumerate(more)) / SIZES.sum()
+    everybody = sum(size * drift(m, 5) for m, size in enumerate(SIZES)) / SIZES.sum()
     np.testing.assert_allclose(mean, everybody, rtol=1e-9)
 
 

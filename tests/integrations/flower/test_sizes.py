@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg
 from sortition import ConfigurationError, UniformSampler
 from sortition.integrations.flower import AdaptiveSampling
 from sortition.integrations.flower.sizes import LARGEST_SIZE, DataSizes
-from tests.integrations.flower.fake_grid import Client, federation, model, one_round, weights
+from tests.integrations.flower.fake_grid import Client, FakeGrid, federation, model, one_round, weights
 
 
 def known(sizes, **options):
@@ -208,3 +208,29 @@ def test_the_default_sampler_never_needs_that_bound_in_an_honest_run(norms, coho
     result = strategy.start(federation(clients), model(0.0), num_rounds=60)
     largest = max(each["sampling-total-weight"] for each in result.train_metrics_clientapp.values())
     assert largest < 0.9 * (1 + 9 / np.sqrt(cohort_size))
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_another_size_than_before_counts_from_the_next_round_on(memory, caplog):
+    """The last of 12 tells 5 examples when asked, and a million million in its replies."""
+
+    class Lying(FakeGrid):
+        def _handled(self, message, client):
+            client.examples = 5.0
+            if message.metadata.message_type == "train" and client.partition == 11:
+                client.examples = 1e12
+            return super()._handled(message, client)
+
+    nodes = federation([Client(partition=place, tells_size=True) for place in range(12)]).nodes
+    strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=4, memory=memory)
+    grid, liar, total = Lying(nodes), max(nodes), []
+    while liar not in {message.metadata.dst_node_id for message in grid.sent}:
+        _, metrics = one_round(strategy, grid, model(0.0), len(total) + 1)
+        total.append(metrics["sampling-total-weight"])
+    assert total == pytest.approx([1.0] * len(total), abs=0.5)
+    assert strategy.state_dict()["sizes"][strategy.identities.index("name:client-11")] == 550.0
+    for server_round in range(len(total) + 1, len(total) + 20):  # the sampler knows of it
+        _, metrics = one_round(strategy, grid, model(0.0), server_round)
+        assert metrics["sampling-total-weight"] <= 2.0
+    assert "counted with 550: 10 times what all others have together. If" in caplog.text
+    assert "lowered" not in caplog.text

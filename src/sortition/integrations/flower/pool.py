@@ -50,6 +50,8 @@ class DrawnCohort:
     """The identities of ``cohort.clients``, in the same order."""
     given_sizes: FloatArray
     """Sizes that were given for ``cohort.clients``; nan if the client is to report its own."""
+    known_sizes: FloatArray
+    """Sizes of ``cohort.clients`` that were known, given or reported; nan for the others."""
     available: IntArray
     """The clients that could be drawn, in ascending order."""
     probabilities: FloatArray
@@ -62,6 +64,14 @@ class DrawnCohort:
     """How many clients online are left out, since they did not reply several times in a row."""
     is_asked_again: bool = False
     """Whether it was drawn before a crash."""
+
+    def counted(self, sizes: FloatArray) -> FloatArray:
+        """What replies with these sizes count for in this round, aligned with the cohort.
+
+        A client was drawn for the size that was known of it. If it now reports another one, that counts from
+        the next round on, and the sampler learns of it before.
+        """
+        return np.where(np.isnan(sizes) | np.isnan(self.known_sizes), sizes, self.known_sizes)
 
 
 def largest_total_weight(cohort_size: int) -> float:
@@ -216,6 +226,7 @@ class ClientPool:
             cohort=cohort,
             names=tuple(identities[client] for client in cohort.clients),
             given_sizes=self._sizes.given(cohort.clients),
+            known_sizes=self._sizes.known(cohort.clients),
             available=available,
             probabilities=probabilities / probabilities.sum(),
             total_size=self._sizes.total(available),
@@ -274,9 +285,9 @@ class ClientPool:
         known_sizes = self._sizes.copy()
         known_sizes.record(replied.clients, sizes[heard], replied.weights)
         total = drawn.total_size
-        if np.isnan(total) or len(drawn.cohort) == len(drawn.available):  # or everybody was asked: no bias
-            total = known_sizes.total(drawn.available)
-        examples = float(np.sum(sizes[heard] * replied.weights))
+        if not drawn.sizes_known and (np.isnan(total) or len(drawn.cohort) == len(drawn.available)):
+            total = known_sizes.total(drawn.available)  # if everybody was asked, there is no bias
+        examples = float(np.sum(drawn.counted(sizes)[heard] * replied.weights))
         if not examples > 0.0 or not total > 0.0:
             return CountedReplies(known_sizes, total, 1.0)
         if not drawn.sizes_known:
@@ -287,10 +298,14 @@ class ClientPool:
             self._say_once(
                 "weight",
                 "\t> The replies of this round would count %.1f times as much as all clients together. They "
-                "are lowered to %.1f times, here and later. This happens if large clients are drawn "
-                "with small probabilities: use the default sampler (cohort_size=...), or a larger cohort.",
+                "are lowered to %.1f times, here and later. This happens if large clients are drawn with "
+                "small probabilities%s",
                 examples / total,
                 largest,
+                ", such as one that has reported far fewer examples before. A larger cohort helps, or sizes "
+                "given on the server (num_examples=)."
+                if self._is_default
+                else ": use the default sampler (cohort_size=...), or a larger cohort.",
             )
         return CountedReplies(known_sizes, total, factor)
 
@@ -308,7 +323,7 @@ class ClientPool:
         ``offline_examples`` are those that clients offline have in the sum, by a memory.
         """
         heard = ~np.isnan(weighted_norms)
-        replied = drawn.cohort.replied(heard)
+        replied, counts = drawn.cohort.replied(heard), drawn.counted(sizes)[heard]
         total = counted.total_size + offline_examples
         scale = 1.0 / total if total > 0.0 else 0.0
         norms = scale * weighted_norms[heard]
@@ -317,10 +332,10 @@ class ClientPool:
         return WeighedReplies(
             replied=replied,
             probabilities=drawn.probabilities[np.searchsorted(drawn.available, replied.clients)],
-            shares=scale * sizes[heard],
+            shares=scale * counts,
             feedback=norms**2,
             step_scale=scale,
-            total_weight=counted.factor * scale * float(np.sum(sizes[heard] * replied.weights)),
+            total_weight=counted.factor * scale * float(np.sum(counts * replied.weights)),
             sampler_norms=sampler_norms,
             known_sizes=counted.known_sizes,
             num_replied=int(self._has_replied.sum() + np.sum(~self._has_replied[replied.clients])),

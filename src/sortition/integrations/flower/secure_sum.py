@@ -186,11 +186,11 @@ class SecureRound:
         for message in messages:
             node = message.metadata.dst_node_id
             place = self.places[node]
-            given = float(self.drawn.given_sizes[place])
+            known = float(self.drawn.known_sizes[place])
             question = ConfigRecord(
                 {
                     "factor": float(self.drawn.cohort.weights[place]) / total,
-                    "num-examples": -1.0 if np.isnan(given) else given,
+                    "num-examples": -1.0 if np.isnan(known) else known,
                     "size-key": size_key,
                     "summed": self.model.summed,
                     "limit": float(workflow.clipping_range),

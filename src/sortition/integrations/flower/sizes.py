@@ -99,6 +99,10 @@ class DataSizes:
         """The sizes that were given for these clients, which no reply changes; nan for the others."""
         return np.where(self._is_given[clients], self._sizes[clients], np.nan)
 
+    def known(self, clients: IntArray) -> FloatArray:
+        """The sizes of these clients that are known; nan for the others."""
+        return self._sizes[clients]
+
     def by_name(self, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
         """The sizes of these clients that are known, and those that were given; nan for the others."""
         known = {**dict(zip(self._names, self._sizes.tolist(), strict=True)), **self._given}
@@ -139,11 +143,13 @@ class DataSizes:
         name = self._names[client]
         if name not in self._bounded:
             self._bounded.add(name)
-            reason = f"{LARGEST_MULTIPLE:g} times what all others have together, or {LARGEST_SIZE:g}"
+            reason = "no client may have more"
             if self._max_examples is not None:
                 reason = "max_examples"
+            elif bound < LARGEST_SIZE:
+                reason = f"{LARGEST_MULTIPLE:g} times what all others have together"
             log.warning(
-                "\t> %s reports %g examples and is counted with %g (%s). If it really has more, say so on "
+                "\t> %s reports %g examples and is counted with %g: %s. If it really has more, say so on "
                 "the server: num_examples={%r: ...}",
                 *(name, size, bound, reason, name),
             )

@@ -347,13 +347,14 @@ class AdaptiveSampling(Strategy):
             if not self._pool.is_private:
                 replies, factors = self._without_diverged(drawn.names, replies, factors)
         heard = ~np.isnan(replies.lengths)
-        counted = self._pool.count(drawn, replies.sizes)
+        counted, counts = self._pool.count(drawn, replies.sizes), drawn.counted(replies.sizes)
         norms, offline_examples = replies.sizes * replies.lengths, 0.0
         combined: Combined | None = None
         if self._memory is not None and (heard.any() or not len(cohort)):
             counting = replace(cohort, weights=counted.factor * cohort.weights)
             combined = self._memory.combine(counting, self._clipped_updates(current, replies, factors))
-            norms, offline_examples = combined.norms, combined.offline_examples
+            told = np.divide(replies.sizes, counts, out=np.ones(len(counts)), where=counts > 0.0)
+            norms, offline_examples = told * combined.norms, combined.offline_examples
         weighed = self._pool.weigh(drawn, counted, norms, replies.sizes, offline_examples)
         outcome = _Outcome(weighed, lengths, factors, replies.refused, usable=heard, combined=combined)
         if not heard.any() and (combined is None or combined.coefficient == 0.0):
@@ -374,7 +375,7 @@ class AdaptiveSampling(Strategy):
             with self._inner.undone_if_refused():
                 with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is checked
                     stepped, outcome.client_metrics = self._inner.aggregate_train(
-                        server_round, moved, replies.contents, replies.sizes, cohort.weights
+                        server_round, moved, replies.contents, counts, cohort.weights
                     )
                 if stepped is not None:
                     outcome.arrays = current.model.accepted(stepped, moved)
@@ -409,9 +410,12 @@ class AdaptiveSampling(Strategy):
     ) -> list[ClientUpdate | None]:
         """The updates that a memory gets, aligned with the cohort."""
         updates: list[ClientUpdate | None] = [None] * len(factors)
+        counts = current.drawn.counted(replies.sizes)
         for place, reply in replies.checked.items():
             update = factors[place] * current.model.update(reply.arrays)
-            updates[place] = ClientUpdate(update, reply.size, reply.memory, bool(factors[place] < 1.0))
+            updates[place] = ClientUpdate(
+                update, float(counts[place]), reply.memory, bool(factors[place] < 1.0)
+            )
         return updates
 
     def configure_evaluate(
