@@ -179,6 +179,13 @@ class TestTarget:
         with pytest.raises(ConfigurationError, match="there is nothing to compare"):
             small(["proportional"], step_size=1.0, num_rounds=10)
 
+    def test_more_clients_than_there_are_can_only_be_drawn_with_replacement(self):
+        with pytest.raises(ConfigurationError, match="cohort_size must be at most 6, got 7"):
+            compare(Line, ["uniform"], cohort_size=7, num_rounds=5, step_size=0.1, repeats=1)
+        options = {"num_rounds": 5, "step_size": 0.1, "repeats": 1, "jobs": 1}
+        found = compare(Line, ["uniform"], cohort_size=7, design="with_replacement", **options)
+        assert found.cohort_size == 7
+
     def test_training_that_diverges_is_refused(self):
         with pytest.raises(ConfigurationError, match="has a loss of inf"):
             compare(Line, [], cohort_size=2, num_rounds=400, step_size=9.0, repeats=1)

@@ -36,6 +36,8 @@ from sortition.lab.diagnosis.findings import (
     VERDICTS,
     Diagnosis,
     StepNoise,
+    _percent,
+    _range,
     heterogeneity,
     verdict_of,
 )
@@ -160,6 +162,7 @@ def drawn(clients, weights, feedback, inclusion):
         weights=np.asarray(weights, dtype=float),
         feedback=feedback[places],
         inclusion=inclusion[places],
+        num_clients=M,
         num_available=M,
         by_size=inclusion_probabilities(WEIGHTS, K)[places],
         size_shares=WEIGHTS[places],
@@ -250,6 +253,7 @@ class TestLedgerEstimates:
             rounds = list(drawn_rounds(record, 2))
             expected = diagnose(record)
         assert [one.num_available for one in rounds] == [4, 5, 4, 3]
+        assert expected.noise.num_clients == 4  # not only the three that were available
         totals = (1.0, 2.0, 1.9, 1.9)
         masses = np.array([*WEIGHTS, 1.0])
         for one, total in zip(rounds, totals, strict=True):
@@ -439,6 +443,25 @@ class TestVerdict:
     def test_everybody_drawn(self):
         found = diagnose(NormTable(sizes=WEIGHTS, norms=NORMS), cohort_size=M)
         assert found.verdict == "nothing to gain"
+        assert [row[2] for row in found.cells()] == ["-"] * 4
+        assert "no sampling variance but in draws with replacement" in repr(found)
+        assert json.loads(found.json())["rows"][0]["variance_with_replacement"] is None
+        assert "Everybody is drawn" in found.page()
+
+    def test_a_gain_that_is_hardly_one_is_not_counted_out(self):
+        found = diagnose(NormTable(sizes=np.ones(4), norms=[1.0, 1.0, 1.0, 1.003]), cohort_size=2)
+        assert found.noise.rounds(ADAPTIVE) < 1.0
+        assert found.sentence == (
+            "Nothing to gain: no choice saves as much as 1% of the rounds of uniform sampling."
+        )
+
+    def test_shares_are_whole_percents(self):
+        assert [_percent(share) for share in (0.0, 3e-6, 0.0149, 0.995, 1.0, -0.001)] == [
+            *("0%", "less than 1%", "1%", "100%", "100%", "0%")
+        ]
+        assert [_range(*ends) for ends in ((-0.1, 0.002), (-0.1, 0.2), (0.002, 0.2))] == [
+            *("less than 1%", "at most 20%", "less than 1% to 20%")
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sortition.core.designs import Design
+from sortition.core.designs import INCLUSION_DESIGNS, Design
 from sortition.core.errors import ConfigurationError, SortitionError
 from sortition.core.types import FloatArray
 from sortition.core.validation import named_keywords, positive_number, whole_number
@@ -200,6 +200,8 @@ def compare(
     chosen = samplers if isinstance(samplers, Mapping) else {name: find_contestant(name) for name in samplers}
     contestants = with_baseline(chosen or {BASELINE: CONTESTANTS[BASELINE]})
     num_clients = _made(problem, seed).num_clients
+    if design in INCLUSION_DESIGNS:  # these draw each client at most once
+        whole_number("cohort_size", cohort_size, least=1, most=num_clients)
     training = Training(problem, cohort_size, num_rounds, step_size, design, memory)
 
     steps = dict.fromkeys(contestants, step_size)

@@ -170,6 +170,8 @@ class StepNoise:
         if kind == "least" and self.residuals:
             return 1.0  # the signal may be as large as it likes
         own, base = self._in_units(choice, kind).sum(axis=1)
+        if base <= 0.0 and kind == "replacing" and np.any(self.replacing[choice] > 0.0):
+            return math.inf  # everybody is drawn: only draws with replacement have a variance
         return float(own / base) if base > 0.0 else 1.0
 
     def _in_units(self, choice: str, kind: str) -> FloatArray:
@@ -348,12 +350,12 @@ class Diagnosis:
         own = by_name[self.choice]
         if self.choice == UNIFORM:
             best = min((by_name[c] for c in self._choices), key=lambda row: self.noise.rounds(row.choice))
-            if best.choice == UNIFORM:
-                return "Nothing to gain: no choice has less noise in a step than uniform sampling."
-            saved = _percent(1.0 - self.noise.rounds(best.choice))
+            saved = 1.0 - self.noise.rounds(best.choice)
+            if saved < 0.01:
+                return "Nothing to gain: no choice saves as much as 1% of the rounds of uniform sampling."
             return (
                 f"Nothing to gain: {IN_WORDS[best.choice]} would leave {_percent(best.variance)} of the "
-                f"sampling variance, but even at tuned steps it saves only about {saved} of the rounds."
+                f"sampling variance, but even at tuned steps it saves about {_percent(saved)} of the rounds."
             )
         subject = IN_WORDS[self.choice].capitalize()
         low, high = 1.0 - own.most_rounds, 1.0 - own.fewest_rounds
@@ -377,6 +379,8 @@ class Diagnosis:
             + ("agree as measured." if noise.signal is not None else "cancel out, which saves the most.")
             + " At one small step for all choices, none is faster than another."
         ]
+        if math.isinf(by_name[UNIFORM].variance_with_replacement):
+            said.append("Everybody is drawn, so there is no sampling variance but in draws with replacement.")
         share = by_name[UNIFORM].sampling_share
         if share is None:
             said.append("Mini-batch noise is not known; what there is of it stays, whoever is drawn.")
@@ -430,7 +434,7 @@ class Diagnosis:
                 (
                     row.choice + mark,
                     f"x{row.variance:.2f}{error}",
-                    f"x{row.variance_with_replacement:.2f}",
+                    _times(row.variance_with_replacement),
                     *share,
                     span,
                     least,
@@ -491,13 +495,19 @@ def _apart(rounds: int) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100.0 * share:.0f}%" if abs(share) >= 0.01 or share == 0.0 else f"{100.0 * share:.1g}%"
+    return "less than 1%" if 0.0 < share < 0.01 else f"{round(100.0 * share)}%"
+
+
+def _times(ratio: float) -> str:
+    return f"x{ratio:.2f}" if math.isfinite(ratio) else "-"
 
 
 def _range(low: float, high: float) -> str:
     low, high = sorted((low, high))
+    if high < 0.01:
+        return "less than 1%"
     if low <= 0.0:
-        return f"at most {_percent(max(high, 0.0))}"
+        return f"at most {_percent(high)}"
     return f"{_percent(low)} to {_percent(high)}" if _percent(low) != _percent(high) else _percent(low)
 
 

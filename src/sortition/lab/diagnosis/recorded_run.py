@@ -53,6 +53,8 @@ class DrawnRound:
     feedback: FloatArray
     inclusion: FloatArray
     """With which the run drew them."""
+    num_clients: int
+    """Those that had joined and not left."""
     num_available: int
     by_size: FloatArray
     """Inclusion probabilities in proportion to the sizes."""
@@ -135,7 +137,7 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
         )
     notes.append("The variances are unbiased; 'best possible' is only consistent.")
     noise = StepNoise(
-        num_clients=rounds[-1].num_available,
+        num_clients=rounds[-1].num_clients,
         cohort_size=cohort_size,
         num_rounds=len(rounds),
         sampling=sampling,
@@ -185,6 +187,7 @@ def drawn_rounds(
             weights=replied.weights,
             feedback=(masses.weights(replied.clients) * norms) ** 2,
             inclusion=inclusion,
+            num_clients=masses.count,
             num_available=count,
             by_size=by_size,
             size_shares=shares,
@@ -227,6 +230,11 @@ class _Masses:
         if change.left is not None:
             self._all[change.left] = 0.0
 
+    @property
+    def count(self) -> int:
+        """How many clients are here."""
+        return int(np.count_nonzero(self._all))
+
     def weights(self, clients: IntArray) -> FloatArray:
         """lambda, among all that are here."""
         return np.asarray(self._all[clients] / self._all.sum())
@@ -264,7 +272,7 @@ class _Masses:
             everybody = sizes / sizes.sum()
             self._kept = everybody, inclusion_probabilities(everybody, cohort_size)
         shares, by_size = self._kept
-        return shares[clients], by_size[clients], int(np.count_nonzero(self._all))
+        return shares[clients], by_size[clients], self.count
 
 
 def _flower_sizes(state: Mapping[str, Any]) -> FloatArray | None:
@@ -330,7 +338,7 @@ def _replayed(
     """The default sampler's variance over that of uniform sampling, on norms that are filled in."""
     some = rounds[-MOST_REPLAYED:]
     everybody = int(max(drawn.clients.max() for drawn in rounds)) + 1
-    everybody = max(everybody, rounds[-1].num_available)
+    everybody = max(everybody, rounds[-1].num_clients)
     if everybody * len(some) > MOST_FILLED:
         return None
     times: list[list[int]] = [[] for _ in range(everybody)]
