@@ -114,14 +114,17 @@ def test_it_does_what_a_memory_on_the_server_does(inner, lost, design):
 
 def test_sizes_may_change():
     """What is in the sum was multiplied by the old size, and is taken out with it."""
-    more = SIZES + np.array([3.0, 0.0, 9.0, 1.0, 4.0])
-
-    def grow(grid):
+    mean, more = np.zeros(2), SIZES + np.array([3.0, 0.0, 9.0, 1.0, 4.0])
+    for probability, cohort in cohorts("fixed_size", ALL_P, 2):
+        grid = federation(holding(clients()))
+        strategy, sampler = filled(grid)
         for m, size in enumerate(more):
             client(grid, m).examples = float(size)
-
-    mean, _ = mean_step(grow)
-    expected = sum(size * drift(m, 5) for m, size in enumerate(more)) / SIZES.sum()
+        sampler.told = certain(0, 1, 2, 3, 4)  # all tell their new size, which counts from the next round on
+        one_round(strategy, grid, model(*START), 5)
+        sampler.told = cohort
+        mean += probability * (weights(one_round(strategy, grid, model(*START), 6)[0]) - START)
+    expected = sum(size * drift(m, 6) for m, size in enumerate(more)) / more.sum()
     np.testing.assert_allclose(mean, expected, rtol=1e-6)
 
 
@@ -250,7 +253,7 @@ def test_one_huge_update_does_not_spoil_the_sum_for_good(spike, begins_anew, cap
 # Clients that are not as they should be
 
 
-def test_clients_without_the_mod_count_as_without_a_memory():
+def test_clients_without_the_mod_count_as_without_a_memory(caplog):
     several = clients()
     holding(several[:3])
     grid = federation(several)
@@ -262,6 +265,12 @@ def test_clients_without_the_mod_count_as_without_a_memory():
     ]  # in the order of last replies
     total = sum(SIZES[m] * held(m) for m in range(3))
     np.testing.assert_allclose(strategy.state_dict()["client_memory.sum"], total, rtol=1e-6)
+    assert "remember_updates" not in caplog.text  # at least one had it in each round
+
+
+def test_if_no_client_has_the_mod_the_log_says_so_once(caplog):
+    filled(federation(clients()))
+    assert caplog.text.count("needs ClientApp(mods=[remember_updates])") == 1
 
 
 def nonsense(record):

@@ -252,6 +252,31 @@ def test_a_pairwise_mask_has_fewer_than_29_bits():
         assert np.array_equal(same, pseudo_rand_gen(key.tobytes(), 2**32, [(4,)])[0])
 
 
+def test_without_the_mods_the_log_says_which_are_needed_and_who_failed(caplog):
+    class Bare(SecureGrid):
+        """The ClientApp reads the model, which is not in the first message of SecAgg+."""
+
+        def _reply(self, message):
+            if message.metadata.message_type == MessageType.TRAIN:
+                return Message(Error(CLIENT_APP_RAISED, "Traceback\nKeyError: 'arrays'"), reply_to=message)
+            return super()._reply(message)
+
+    strategy, grid = strategy_for(ALL, secure_aggregation=True), Bare(federation(clients()).nodes)
+    with caplog.at_level(logging.INFO, "flwr.sortition"):
+        for server_round in (1, 2):
+            stepped, _ = one_round(strategy, grid, model(*START), server_round)
+            assert stepped is None
+    assert caplog.messages.count("\t> No reply from name:client-3: KeyError: 'arrays'") == 2
+    assert caplog.text.count("needs ClientApp(mods=[secaggplus_mod, weigh_update])") == 1
+
+
+def test_who_is_late_is_named(caplog):
+    with caplog.at_level(logging.INFO, "flwr.sortition"):
+        secure_round(ALL, lost={Stage.SETUP: (1,), Stage.COLLECT_MASKED_VECTORS: (3,)})
+    late = [line for line in caplog.messages if "No reply" in line]
+    assert late == ["\t> No reply from name:client-1, name:client-3: not in time"]
+
+
 def test_what_is_refused():
     with pytest.raises(ConfigurationError, match="memory can't be used with secure_aggregation"):
         AdaptiveSampling(FedAvg(), cohort_size=2, memory=True, secure_aggregation=True)

@@ -40,6 +40,10 @@ ClientAppCallable: TypeAlias = Callable[[Message, Context], Message]
 """The rest of a ClientApp behind a mod."""
 RECORD = "sortition-memory"
 """The record in a message that names a digest, that in a reply with y, and that in the client's state."""
+NO_MEMORY_MOD = (
+    "No reply of this round has a part for the memory, so nothing is remembered. memory='clients' needs "
+    "ClientApp(mods=[remember_updates]), from sortition.integrations.flower"
+)
 DIGEST = "digest"
 """In the message: the digest of the y that the server counts on; empty if there is none."""
 AVERAGED = "averaged"

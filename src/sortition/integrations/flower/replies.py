@@ -134,6 +134,12 @@ class Complaints:
         found = f" ({error.found})" if error.found else ""
         self.say(client, f"{what}counts as no reply: {error.reason}", found)
 
+    def once(self, message: str) -> None:
+        """Something is wrong that is not due to one client."""
+        if ("", message) not in self._said:
+            self._said.add(("", message))
+            log.warning("\t> %s", message)
+
     def say(self, client: str, reason: str, found: str = "") -> None:
         """Something is wrong with what ``client`` returned."""
         if (client, reason) not in self._said:

@@ -47,12 +47,16 @@ from sortition.integrations.flower.aggregation import LONGEST, ClientReplies, Ro
 from sortition.integrations.flower.arrays import arrays_of
 from sortition.integrations.flower.memory_sum import ClientAppCallable
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
-from sortition.integrations.flower.replies import Complaints, UnusableError
+from sortition.integrations.flower.replies import Complaints, UnusableError, log_failures
 
 log = logging.getLogger("flwr.sortition")
 
 RECORD = "sortition-secure"
 """The record in a message that tells a client its factor, and that in its reply with norm and size."""
+NEEDED_MODS = (
+    "secure_aggregation needs ClientApp(mods=[secaggplus_mod, weigh_update]), in this order: the first from "
+    "flwr.client.mod, the second from sortition.integrations.flower"
+)
 NO_ARRAYS = Parameters(tensors=[], tensor_type="")
 
 
@@ -148,6 +152,8 @@ class SecureSum:
     """Those in the sum, by node."""
     refused: dict[int, UnusableError]
     """Why replies were left out of the sum, by node."""
+    failed: dict[int, str | None]
+    """The errors that came instead of replies, by node; None means that nothing came in time."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +216,10 @@ class SecureRound:
         contents: dict[int, RecordDict] = {}
         sums: dict[str, FloatArray] = {}
         refused = {} if self.received is None else self.received.refused
+        failed = {} if self.received is None else self.received.failed
+        log_failures({names[self.places[node]]: reason for node, reason in sorted(failed.items())})
+        if failed and None not in failed.values() and len(failed) == len(self.places):
+            complaints.once(f"All clients failed. {NEEDED_MODS}")
         for node, error in refused.items():
             complaints.refused(names[self.places[node]], error)
         if self.received is not None and self.received.total:
@@ -247,6 +257,7 @@ def exchange(
     like this. It can't do without one that is lost before: the other clients then raise an error. So it
     begins anew with the others.
     """
+    failed: dict[int, str | None] = {}
     while True:
         round_grid, cohort = _StageGrid(grid, contents, sizes, timeout), _CohortOfNodes(list(contents))
         context = LegacyContext(
@@ -257,21 +268,28 @@ def exchange(
         context.state[MAIN_PARAMS_RECORD] = parameters_to_arrayrecord(NO_ARRAYS, keep_input=True)
         context.state[MAIN_CONFIGS_RECORD] = ConfigRecord({"current_round": server_round})
         try:
-            workflow(cast(Grid, round_grid), context)
+            if contents:
+                workflow(cast(Grid, round_grid), context)
         except _LostEarlyError as error:
             contents = {node: content for node, content in contents.items() if node not in error.lost}
-            log.info("\t> %d clients were lost before they trained: asking the others again", len(error.lost))
+            failed |= round_grid.failed
+            if contents:
+                log.info(
+                    "\t> %d clients were lost before they trained: asking the others again", len(error.lost)
+                )
             continue
         except Exception as error:  # whatever the clients make of the workflow, it must not end the run
             log.warning("\t> The sum can't be used: %r", error)
             cohort.mean = None
         replies = round_grid.replies
         total = [] if cohort.mean is None else [len(replies) * mean for mean in cohort.mean]
-        return SecureSum(total, replies, round_grid.refused)
+        return SecureSum(total, replies, round_grid.refused, failed | round_grid.failed)
 
 
 def _read(content: RecordDict, sizes: list[int]) -> SecureReply:
     """What a client says beside its masked product; an error if one of them makes no sense."""
+    if RECORD not in content:
+        raise ValueError(NEEDED_MODS)
     recorddict_to_fitres(content, keep_input=True)  # as the workflow does
     masked = cast(list[bytes], content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS])
     arrays = [bytes_to_ndarray(part) for part in masked]
@@ -308,6 +326,7 @@ class _StageGrid:
         self._timeout = timeout
         self.replies: dict[int, SecureReply] = {}
         self.refused: dict[int, UnusableError] = {}
+        self.failed: dict[int, str | None] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         messages = list(messages)
@@ -321,10 +340,15 @@ class _StageGrid:
         asked = {message.metadata.dst_node_id for message in messages}
         timeout = self._timeout if timeout is None else timeout
         received = list(self._grid.send_and_receive(messages, timeout=timeout))
-        for reply in received:
-            if reply.has_error():
-                log.info("\t> No reply: %s", reply.error.reason)
+        nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        errors = {
+            nodes.get(reply.metadata.reply_to_message_id): str(reply.error.reason)
+            for reply in received
+            if reply.has_error()
+        }
         answers = {reply.metadata.src_node_id: reply for reply in received if reply.has_content()}
+        if Stage.UNMASK not in stages:  # who is lost then is in the sum
+            self.failed |= {node: errors.get(node) for node in asked - set(answers)}
         if stages & {Stage.SETUP, Stage.SHARE_KEYS} and asked - set(answers):
             raise _LostEarlyError(asked - set(answers))
         if Stage.COLLECT_MASKED_VECTORS in stages:

@@ -41,7 +41,7 @@ from sortition.integrations.flower.inner import (
     check_evaluation,
     check_train_nodes,
 )
-from sortition.integrations.flower.memory_sum import RECORD, MemorySum
+from sortition.integrations.flower.memory_sum import NO_MEMORY_MOD, RECORD, MemorySum
 from sortition.integrations.flower.metrics import (
     ERROR,
     OF_NORMS,
@@ -353,6 +353,9 @@ class AdaptiveSampling(Strategy):
         if self._memory is not None and (heard.any() or not len(cohort)):
             counting = replace(cohort, weights=counted.factor * cohort.weights)
             combined = self._memory.combine(counting, self._clipped_updates(current, replies, factors))
+            memories = [reply.memory is not None for reply in replies.checked.values()]
+            if isinstance(self._memory, MemorySum) and memories and not any(memories):
+                self._complaints.once(NO_MEMORY_MOD)
             told = np.divide(replies.sizes, counts, out=np.ones(len(counts)), where=counts > 0.0)
             norms, offline_examples = told * combined.norms, combined.offline_examples
         weighed = self._pool.weigh(drawn, counted, norms, replies.sizes, offline_examples)
