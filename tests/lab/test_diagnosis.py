@@ -45,6 +45,7 @@ from sortition.lab.diagnosis.known_norms import measure_norms, smallest_cohort
 from sortition.lab.diagnosis.norm_table import NormTable, read_norms
 from sortition.lab.diagnosis.recorded_run import DrawnRound, _threshold, drawn_rounds, estimates, measure_run
 from sortition.lab.diagnosis.trained_problem import measure_problem, true_variances
+from sortition.lab.reports.diagnosis_page import rounds_chart
 from sortition.ledger import open_run, read_run
 
 M, K = 4, 2
@@ -377,6 +378,21 @@ class TestProblem:
         assert found.verdict == "adaptive with memory"
         assert found.noise.ratio(MEMORY) < 0.5 * found.noise.ratio(ADAPTIVE)
 
+    @pytest.mark.parametrize("num_rounds", [2, 12, 101])
+    def test_no_round_is_asked_for_that_is_not_trained(self, num_rounds):
+        """A problem may have a list of mini-batches, one a round; a round and its other one differ."""
+        asked = set()
+
+        class Listed(Toy):
+            def updates(self, model, clients, round_index):
+                asked.add(range(num_rounds)[round_index])
+                return super().updates(model, clients, round_index)
+
+        noise = measure_problem(Listed(), K, step_size=0.1, num_rounds=num_rounds, smallest=False)
+        assert asked == set(range(num_rounds))
+        assert noise.minibatch is not None
+        assert np.all(noise.minibatch > 0.0)
+
     def test_a_step_that_is_too_large(self):
         with (
             pytest.raises(ConfigurationError, match=r"step_size 1e\+200 is too large"),
@@ -493,6 +509,9 @@ class TestOutput:
         page = found.page()
         assert found.sentence in page
         assert page.count('class="chart"') == 3
+        assert "the geometric middle (the root of the product of both ends)" in page
+        for value in rounds_chart(found)["data"]["values"]:
+            assert value["middle"] == pytest.approx(math.sqrt(value["low"] * value["high"]), rel=1e-3)
 
 
 class TestTables:

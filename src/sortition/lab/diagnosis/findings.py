@@ -11,8 +11,9 @@ participation.
 :math:`G + B \le (\sum_m \sqrt{a_m})^2`. The ratio of G + N to that of uniform sampling, at both ends, is the
 range of the rounds. At one small step for all choices noise decides nothing, and nothing is saved.
 
-*The verdict* is the simplest choice whose rounds, in the middle of its range, are at most ``NEAR`` times
-those of the best choice. From a recorded run it is only given if it hardly depends on which rounds were seen.
+*The verdict* is the simplest choice whose rounds, in the geometric middle of its range, are at most ``NEAR``
+times those of the best choice. From a recorded run it is only given if it hardly depends on which rounds were
+seen.
 """
 
 from __future__ import annotations

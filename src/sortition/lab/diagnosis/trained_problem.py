@@ -1,7 +1,8 @@
 r"""The noise of a step from a problem: the updates are known, so the true error of each choice is.
 
 The model takes the steps of the default sampler. Along this path every choice draws, and learns, for itself.
-In some rounds all clients' updates are computed twice, on independent mini-batches g and g'. Then
+In some rounds all clients' updates are computed twice: g on the mini-batches of this round, and g' on those
+of the next. The model has seen neither. Then
 
 .. math:: G = \Big\langle \sum_m \lambda_m g_m, \sum_m \lambda_m g'_m \Big\rangle, \qquad
           B = \frac12 \sum_m \lambda_m^2 \|g_m - g'_m\|^2
@@ -45,8 +46,6 @@ MEASURED = 50
 BLOCK = 5
 """Measured rounds whose mean is the unit of each: the cross terms are means over few draws."""
 DRAWS = 6
-OTHER_BATCHES = 1 << 30
-"""What is added to a round for independent mini-batches."""
 LARGEST = 1e100
 """Entries of a model that are larger are a divergence: their squares must be finite."""
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
@@ -137,9 +136,9 @@ def measure_problem(
     signal, minibatch, best, all_feedback = [], [], [], []
     generator = np.random.default_rng(seed)
     for round_index in range(num_rounds):
-        if round_index % apart == 0:
+        if round_index % apart == 0 and (round_index == 0 or round_index + 1 < num_rounds):
             updates = problem.updates(model, everybody, round_index)
-            others = problem.updates(model, everybody, round_index + OTHER_BATCHES)
+            others = problem.updates(model, everybody, round_index + 1)
             mean, other_mean = weights @ updates, weights @ others
             feedback = weights**2 * np.sum(updates**2, axis=1)
             signal.append(float(mean @ other_mean))

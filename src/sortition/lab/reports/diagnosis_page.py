@@ -38,7 +38,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
     page.heading("Rounds to the same loss")
     page.paragraph(
         "Over those of uniform sampling, if the step is tuned for each choice. A line is the range, the dot "
-        "its middle, by which the verdict is chosen."
+        "the geometric middle (the root of the product of both ends), by which the verdict is chosen."
     )
     page.chart(rounds_chart(diagnosis))
     if len(noise.largest_signal) > 1 and not noise.estimated:
@@ -90,7 +90,7 @@ def noise_chart(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def rounds_chart(diagnosis: Diagnosis) -> dict[str, Any]:
-    """A line for each choice: the range of the rounds, and its middle."""
+    """A line for each choice: the range of the rounds, and its geometric middle."""
     values: list[dict[str, Any]] = []
     for row in diagnosis.rows:
         low, high = sorted((row.fewest_rounds, row.most_rounds))
