@@ -363,6 +363,10 @@ class Toy:
         return float(np.sum((model - 10.0 * WEIGHTS @ UPDATES) ** 2)) + 1.0
 
 
+def make_toy(seed):
+    return Toy()
+
+
 class TestProblem:
     def test_signal_and_minibatch_noise_are_what_they_are(self):
         """B = sum lambda^2 sigma^2 d, and the first G is that of the initial model."""
@@ -493,6 +497,8 @@ class TestOutput:
 
     def test_words(self, found):
         text = repr(found)
+        for jargon in ("with repl.", "total variation", "a signal", "distribution", "consistent", "unbiased"):
+            assert jargon not in text
         assert f"Verdict: {found.verdict.upper()}" in text
         assert found.sentence in text
         assert found.table in text
@@ -609,8 +615,9 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "expected"),
         [
-            (("norms.csv",), "cohort_size must be given"),
-            (("norms.csv", "--cohort", 5), "cohort_size must be at most 4"),
+            (("norms.csv",), "sortition: --cohort must be given"),
+            (("norms.csv", "--cohort", 5), "sortition: --cohort must be at most 4"),
+            (("tests.lab.test_diagnosis:make_toy", "--cohort", 2), "sortition: --step-size must be given"),
             (("nothing.csv", "--cohort", 1), "nothing.csv can't be read: No such file"),
             (("nothing.db",), "nothing.db"),
             (("no_such_module:make", "--cohort", 1), "'no_such_module:make' can't be found"),

@@ -8,10 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from sortition.cli.options import RoundsProgress, number, whole_number, writable_file, write_text
+from sortition.core.errors import ConfigurationError
 from sortition.lab.diagnosis.diagnose import ROUNDS, diagnose
 from sortition.lab.imported import imported
 
 app = typer.Typer()
+
+OPTIONS = {"cohort_size": "--cohort", "step_size": "--step-size"}
+"""Arguments that an error names first, and what they are called here."""
 
 
 @app.command("diagnose")
@@ -68,9 +72,13 @@ def diagnose_command(
         progress.advance_to(done)
 
     with RoundsProgress(rounds if what is not source else None) as progress:
-        found = diagnose(
-            what, cohort_size=cohort, step_size=step_size, num_rounds=rounds, seed=seed, tick=tick
-        )
+        try:
+            found = diagnose(
+                what, cohort_size=cohort, step_size=step_size, num_rounds=rounds, seed=seed, tick=tick
+            )
+        except ConfigurationError as error:
+            name, space, rest = str(error).partition(" ")
+            raise ConfigurationError(OPTIONS.get(name, name) + space + rest) from None
     typer.echo(repr(found))
     if json is not None:
         write_text(json, found.json())

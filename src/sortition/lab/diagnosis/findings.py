@@ -419,7 +419,7 @@ class Diagnosis:
     def columns(self) -> tuple[str, ...]:
         """Titles of the table."""
         share = () if self.noise.minibatch is None else ("sampling's share",)
-        return ("choice", "variance", "with repl.", *share, "rounds at tuned steps", "least K")
+        return ("choice", "variance", "with replacement", *share, "rounds at tuned steps", "least K")
 
     def cells(self) -> list[tuple[str, ...]]:
         """The table's texts."""
@@ -477,15 +477,16 @@ class Diagnosis:
 
 
 def _heterogeneity_in_words(found: Heterogeneity) -> list[str]:
-    bounds = "" if found.signal_known else " (upper bounds: the signal is not known)"
+    bounds = "" if found.signal_known else "at most "
     said = [
-        f"Heterogeneity, the largest over the rounds seen{bounds}: {found.uniform:.3g} for uniform sampling, "
-        f"{found.fixed:.3g} for the best fixed distribution, {found.dynamic:.3g} for the best of each round."
+        f"Variance of one draw in the worst round (the paper's heterogeneity): {bounds}{found.uniform:.3g} "
+        f"with uniform sampling, {found.fixed:.3g} with the best probabilities that stay the same, "
+        f"{found.dynamic:.3g} with the best ones of each round."
     ]
     if not math.isnan(found.movement):
         said.append(
-            f"The best distribution moves by {found.movement:.2f} {_apart(found.rounds_apart)} (total "
-            "variation, 0 to 2; mini-batch noise moves it, too). The best fixed one has "
+            f"The best probabilities change by {found.movement:.2f} {_apart(found.rounds_apart)} (sum of all "
+            "changes, 0 to 2; mini-batch noise adds to it). Probabilities that stay the same can have "
             f"{_percent(found.fixed_share)} of the gain."
         )
     return said

@@ -135,7 +135,7 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
             "The norms are taken for those of updates. No memory was found in the run; if it had one that is "
             "not attached to it, they are of what had changed since, and the verdict says nothing."
         )
-    notes.append("The variances are unbiased; 'best possible' is only consistent.")
+    notes.append("The variances are right on average; 'best possible' is a little off where rounds are few.")
     noise = StepNoise(
         num_clients=rounds[-1].num_clients,
         cohort_size=cohort_size,

@@ -16,8 +16,8 @@ COLOURS = {SAMPLING: "#0072b2", MINIBATCH: "#bbbbbb"}
 ROW_HEIGHT = 34
 HOW_TO_READ = (
     "Everything is over uniform draws of fixed size; lower is better. 'variance' is what sampling adds to a "
-    "step, 'with repl.' the same for draws with replacement. 'least K' has the variance of uniform sampling "
-    "at today's K. '<' marks the verdict."
+    "step, 'with replacement' the same for draws with replacement. 'least K' has the variance of uniform "
+    "sampling at today's K. '<' marks the verdict."
 )
 
 
