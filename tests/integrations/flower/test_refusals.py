@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 
@@ -323,3 +324,40 @@ def test_rounds_by_hand_are_continued_by_start(tmp_path):
     arrays, _ = one_round(by_hand, clients, model(0.0))
     result = by_hand.start(clients, model(0.0), num_rounds=1)
     np.testing.assert_array_equal(weights(result.arrays), weights(arrays))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"initial_arrays": [np.zeros(1)]}, r"initial_arrays must be an ArrayRecord.* got list"),
+        ({"timeout": "8"}, r"timeout must lie in .* got '8'"),
+        ({"timeout": -1.0}, r"timeout must lie in .* got -1"),
+        ({"num_rounds": 2.5}, r"num_rounds must be .* got 2\.5"),
+        ({"num_rounds": -1}, r"num_rounds must be .* got -1"),
+        (
+            {"on_round": lambda server_round, metrics: None},
+            r"on_round must be a function of \(server_round, ",
+        ),
+        ({"on_round": 3}, r"on_round must be a function of .* got 3"),
+        ({"evaluate_fn": lambda arrays: None}, r"evaluate_fn must be a function of \(server_round, arrays\)"),
+        ({"number_of_rounds": 3}, "num_rounds"),
+    ],
+)
+def test_wrong_arguments_of_start_are_refused_before_anything_is_sent(wrong, named):
+    grid = federation([Client(), Client()])
+    strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=2)
+    arguments = {"grid": grid, "initial_arrays": model(0.0), "num_rounds": 2, **wrong}
+    with pytest.raises(ConfigurationError, match=named):
+        strategy.start(**arguments)
+    assert not grid.sent
+    assert grid.queries == 0
+
+
+def test_a_second_start_says_what_begins_anew(caplog):
+    grid = federation([Client(), Client()])
+    strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=2)
+    with caplog.at_level(logging.INFO, "flwr.sortition"):
+        strategy.start(grid, model(0.0), num_rounds=1)
+        assert "has run before" not in caplog.text
+        strategy.start(grid, model(0.0), num_rounds=1)
+    assert caplog.text.count("This strategy has run before. The model begins anew") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -539,6 +540,7 @@ class AdaptiveSampling(Strategy):
         log.info("\t├──> Adaptive sampling: %s", sampler)
         self._inner.strategy.summary()
 
+    @named_keywords
     def start(
         self,
         grid: Grid,
@@ -559,7 +561,15 @@ class AdaptiveSampling(Strategy):
         ledger, both are on disk by then. ``metrics`` holds numbers, and lists of numbers, by names such as
         ``"train/loss"``, ``"evaluate/loss"`` and ``"server/loss"`` (from ``evaluate_fn``).
         """
-        self._timeout = timeout
+        if not isinstance(initial_arrays, ArrayRecord):
+            raise ConfigurationError(
+                "initial_arrays must be an ArrayRecord, such as ArrayRecord(model.state_dict()) or "
+                f"ArrayRecord(list_of_arrays), got {type(initial_arrays).__name__}"
+            )
+        num_rounds = whole_number("num_rounds", num_rounds, least=0)
+        timeout = self._timeout = number_between("timeout", timeout, 0.0, math.inf)
+        _check_callable("evaluate_fn", evaluate_fn, "server_round", "arrays")
+        _check_callable("on_round", on_round, "server_round", "metrics", "arrays")
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         begun, self._is_started = time.monotonic(), True
@@ -617,6 +627,11 @@ class AdaptiveSampling(Strategy):
             self._restore(state, with_pool=False)
         done, self._resume_after = self._resume_after, 0
         if not done or self._arrays is None:
+            if self._rounds_done:
+                log.info(
+                    "This strategy has run before. The model begins anew with initial_arrays, while the "
+                    "sampler keeps what it has learnt: build a new AdaptiveSampling to begin anew with it."
+                )
             self._history, self._reported = History(), 0
             return 0, initial_arrays
         _check_same_model(self._arrays, initial_arrays)
@@ -692,6 +707,23 @@ class AdaptiveSampling(Strategy):
         reported = [int(scalar(note, "round")) for note in self._pool.notes(REPORTED)]
         self._reported = history.evaluated if with_pool else max(reported, default=0)
         self._round = None
+
+
+def _check_callable(name: str, function: object, *arguments: str) -> None:
+    """Raise unless this is None or can be called with so many arguments."""
+    if function is None:
+        return
+    expected = f"{name} must be a function of ({', '.join(arguments)})"
+    if not callable(function):
+        raise ConfigurationError(f"{expected}, got {function!r}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        raise ConfigurationError(f"{expected}, got one of {signature}") from None
 
 
 def _check_same_model(saved: ArrayRecord, given: ArrayRecord) -> None:
