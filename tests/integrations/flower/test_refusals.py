@@ -11,7 +11,14 @@ import pytest
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
-from sortition import ConfigurationError, LedgerError, StateError, UniformSampler, default_sampler
+from sortition import (
+    ConfigurationError,
+    LedgerError,
+    ProportionalSampler,
+    StateError,
+    UniformSampler,
+    default_sampler,
+)
 from sortition.integrations.flower import AdaptiveSampling, registered_identity
 from sortition.ledger import open_run
 from tests.integrations.flower.fake_grid import Client, federation, model, one_round, weights
@@ -139,6 +146,12 @@ def test_a_wrong_keyword_names_the_nearest_right_one(wrong, right):
         AdaptiveSampling(FedAvg(), **{wrong: 2})
     with pytest.raises(ConfigurationError, match=r"registered_identity.*nod.*node"):
         registered_identity(nod=None)
+
+
+def test_a_proportional_sampler_is_refused_since_it_would_be_uniform():
+    sampler = ProportionalSampler(num_clients=12, cohort_size=4, design="fixed_size")
+    with pytest.raises(ConfigurationError, match=r"sampler must not be a ProportionalSampler.*cohort_size"):
+        AdaptiveSampling(FedAvg(), sampler=sampler)
 
 
 def test_a_sampler_with_client_weights_of_its_own_is_refused():

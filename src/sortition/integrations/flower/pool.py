@@ -28,6 +28,7 @@ from sortition.ledger.files import run_file, side_directory
 from sortition.ledger.notes import logged_number
 from sortition.ledger.store import check_header
 from sortition.samplers.empirical_bayes import EmpiricalBayesSampler, default_sampler
+from sortition.samplers.static import ProportionalSampler
 
 log = logging.getLogger("flwr.sortition")
 
@@ -35,6 +36,10 @@ SAMPLER = "sampler."
 """Prefix of the sampler's own entries in the state."""
 
 DEFAULT_KIND = EmpiricalBayesSampler.__name__
+
+BY_SIZE = (
+    "To draw by size, give cohort_size instead: the default sampler begins with the sizes if all are known"
+)
 
 STATE, CLIENTS = "flower", "flower_clients"
 """Attachments in the ledger: the whole state, written as a round ends, and its part about the clients,
@@ -155,8 +160,13 @@ class ClientPool:
         own_weights = getattr(sampler, "client_weights", None)
         if own_weights is not None and np.ptp(own_weights()) > 0.0:
             raise ConfigurationError(
-                "sampler must be built without client_weights: the data sizes come from the clients or from "
-                "num_examples"
+                "sampler must be built without client_weights: clients count by the sizes that they report "
+                f"or that num_examples gives. {BY_SIZE}"
+            )
+        if isinstance(sampler, ProportionalSampler):
+            raise ConfigurationError(
+                "sampler must not be a ProportionalSampler: without client_weights, which can't be given "
+                f"here, it draws uniformly, as UniformSampler does. {BY_SIZE}"
             )
         self._cohort_size = 0 if cohort_size is None else whole_number("cohort_size", cohort_size, least=1)
         self._seed = whole_number("seed", seed, least=0)

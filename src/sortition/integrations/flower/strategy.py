@@ -113,7 +113,8 @@ class AdaptiveSampling(Strategy):
         The number of clients that train in a round, for the default sampler; if no more are online, all
         train. Give either this or ``sampler``.
     sampler
-        A sampler of your own, built without ``client_weights``. Clients are numbered in the order of their
+        A sampler of your own, built without ``client_weights``: it begins uniformly, whatever the sizes, and
+        learns from norms times sizes. Clients are numbered in the order of their
         identities; clients that join later get the next numbers.
     num_examples
         Data sizes by identity, as far as they are known in advance. They take precedence over what a client
