@@ -304,6 +304,7 @@ class TestLedgerEstimates:
         assert "<" not in few.table
         assert json.loads(few.json())["choice"] is None
         assert many.verdict == "adaptive"
+        assert "'best possible' is a little off where rounds are few" in repr(many)
 
     def test_a_verdict_that_depends_on_single_rounds_is_not_given(self):
         """Uniform sampling is better in 17 rounds of 20, adaptive sampling by far in the other three."""
