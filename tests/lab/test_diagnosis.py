@@ -306,6 +306,19 @@ class TestLedgerEstimates:
         assert many.verdict == "adaptive"
         assert "'best possible' is a little off where rounds are few" in repr(many)
 
+    def test_a_sampler_that_has_heard_of_few_clients_has_no_verdict_against_it(self, tmp_path):
+        """At most 24 of 400 clients in all: uniform sampling is near, but not because all are alike."""
+        norms = np.exp(2.0 * np.random.default_rng(0).normal(size=400))
+        with open_run(tmp_path / "run.db", lambda: default_sampler(400, 2, seed=1)) as run:
+            for _ in range(12):
+                cohort = run.draw()
+                run.observe(cohort, norms[cohort.clients])
+        found = diagnose(tmp_path / "run.db")
+        assert found.noise.ratio(BEST) < 0.5
+        assert found.noise.rounds(ADAPTIVE) > 0.95
+        assert found.verdict == "can't tell yet"
+        assert "6% of the clients have replied, the sampler has yet to learn" in found.sentence
+
     def test_a_verdict_that_depends_on_single_rounds_is_not_given(self):
         """Uniform sampling is better in 17 rounds of 20, adaptive sampling by far in the other three."""
         adaptive = np.where(np.arange(20) % 7 == 0, -16.0, 2.0)

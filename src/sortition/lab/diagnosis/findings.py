@@ -53,6 +53,8 @@ CANT_TELL, CANT_TELL_YET = "can't tell", "can't tell yet"
 """The verdict of a recorded run with a memory, and of one that has too few rounds."""
 LEAST_ROUNDS = 10
 """Fewer rounds of a recorded run give no verdict."""
+LEAST_HEARD = 0.5
+"""With replies of fewer clients than this share, a recorded run has no verdict against adaptive sampling."""
 RIGHT, SURE = 1.1, 0.9
 """A verdict of a recorded run is given if, in this share of the bootstrap, its choice takes at most so many
 times the rounds of the best and, unless it is uniform sampling, fewer than uniform sampling."""
@@ -155,6 +157,8 @@ class StepNoise:
     """Rounds whose mean is the unit of each: where a round is only estimated, it takes several."""
     estimated: bool = False
     """Whether the arrays are estimates from what was drawn."""
+    heard: float = 1.0
+    """The share of the clients that have replied at least once."""
     residuals: bool = False
     """Whether the norms are of residuals, what had changed since a memory: these bound no signal."""
     heterogeneity: Heterogeneity | None = None
@@ -307,6 +311,8 @@ class Diagnosis:
             return ""
         if noise.num_rounds < LEAST_ROUNDS:
             return f"{noise.num_rounds} rounds with replies are too few, {LEAST_ROUNDS} are the least."
+        if noise.heard < LEAST_HEARD and self._likely not in (ADAPTIVE, MEMORY):
+            return f"only {_percent(noise.heard)} of the clients have replied, the sampler has yet to learn."
         if noise.certainty(self._likely) < SURE:
             return f"{noise.num_rounds} rounds are too few, other rounds could give another verdict."
         return ""

@@ -147,6 +147,7 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
         largest_signal=largest,
         block=block,
         estimated=True,
+        heard=min(1.0, len(np.unique(np.concatenate([d.clients for d in rounds]))) / rounds[-1].num_clients),
         residuals=residuals,
         notes=tuple(notes),
     )
