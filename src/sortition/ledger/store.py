@@ -14,6 +14,7 @@ import sqlite3
 import stat
 import struct
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -115,6 +116,7 @@ class Store:
             except BaseException:
                 self._connection.close()
                 raise
+        weakref.finalize(self, self._connection.close).atexit = False  # a run that is dropped without close
 
     @staticmethod
     def create(path: Path, first: Plain) -> None:
