@@ -11,6 +11,8 @@ import pytest
 
 from sortition import UniformSampler
 from sortition.lab.compare import compare
+from sortition.lab.contestants import GUIDANCE
+from sortition.lab.reports.comparison import MARKS
 from sortition.lab.reproduce.figures import FIGURES
 from sortition.testing import check_sampler
 
@@ -123,6 +125,12 @@ def test_every_published_digit_is_met_with_the_authors_random_numbers() -> None:
     table = rows(REPRODUCTION, "published")
     assert len(table) == 22
     assert [row[4] for row in table] == [row[5] for row in table]
+
+
+def test_the_table_of_samplers_is_the_one_that_the_command_prints() -> None:
+    text = (SERVER.parent / "which-sampler.md").read_text(encoding="utf-8")
+    for name, guidance in GUIDANCE.items():
+        assert f"| {name}{MARKS.get(name, '')} | {' | '.join(guidance)} |\n" in text
 
 
 def test_the_problem_of_one_s_own_is_compared_as_the_page_says(
