@@ -157,7 +157,7 @@ def test_the_documented_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
         return model + 1, norms_of(cohort)
 
     def loop(until: int) -> int:
-        names: dict[str, Any] = {"train": train, "initial_model": lambda: 0, "until": until}
+        names: dict[str, Any] = {"train": train, "initial_model": lambda: 0, "loss_of": float, "until": until}
         exec(documented_loop(), names)
         return int(names["model"])
 

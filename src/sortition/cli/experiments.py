@@ -211,9 +211,15 @@ def samplers_command() -> None:
     """Print the samplers that other commands know by name, and when to take which."""
     console = Console(highlight=False)
     widen(console, 140)
-    table = Table("sampler", "needs", "learns from", "designs", "guard", "cost of a round", "best when")
+    shown = ["needs", "learns", "designs", "guard", "cost", "best_when"]
+    if console.width < 110:  # docs/which-sampler.md has all
+        shown = ["needs", "best_when"]
+    table = Table()
+    table.add_column("sampler", min_width=max(map(len, GUIDANCE)))
+    for column in shown:
+        table.add_column(column.replace("_", " "))
     for name, guidance in GUIDANCE.items():
-        table.add_row(name + MARKS.get(name, ""), *guidance)
+        table.add_row(name + MARKS.get(name, ""), *(getattr(guidance, column) for column in shown))
     console.print(table)
     console.print(
         "needs: before the first round; horizon is the number of rounds, bound the largest feedback.\n"
