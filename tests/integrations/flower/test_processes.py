@@ -21,6 +21,68 @@ def programs(tmp_path):
         yield running
 
 
+def deployment(programs):
+    """A SuperLink with TLS and three registered keys; returns what starts the SuperNode of a partition."""
+    port = free_port()
+    ca, certificate, key = write_certificates(programs.home / f"tls-{port}")
+    programs.connection(port, certificate=ca)
+    programs.start(
+        *("flower-superlink", "--port", str(port), "--enable-supernode-auth"),
+        *("--ssl-ca-certfile", str(ca), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
+        "--disable-runtime-dependency-installation",
+        log=f"superlink-{port}.log",
+    )
+    programs.wait(
+        lambda: "startup complete" in (programs.home / f"superlink-{port}.log").read_text(), "the SuperLink"
+    )
+    keys = [programs.home / f"node-{partition}" for partition in range(3)]
+    for partition, path in enumerate(keys):
+        private, public = (path, path.with_suffix(".pub")) if path.exists() else write_node_key(path)
+        keys[partition] = private
+        name = ["--name", "clinic-0"] if partition == 0 else []  # the others go by their keys
+        programs.call("flwr", "supernode", "register", str(public), "here", *name)
+
+    def supernode(partition):
+        return programs.start(
+            *("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", str(ca)),
+            *("--auth-supernode-private-key", str(keys[partition])),
+            *("--port", str(free_port()), "--node-config", f"partition-id={partition} num-partitions=3"),
+            log=f"supernode-{partition}.log",
+        )
+
+    return supernode
+
+
+def test_a_cohort_that_was_open_at_a_crash_waits_for_who_is_not_back_yet(programs):
+    """All programs are killed while a client trains. It is the last one to come back, and replies."""
+    programs.environment["PROBE_ANSWERS"] = "1"
+    settings = {"rounds": 4, "cohort_size": 3, "ledger": str(programs.home / "run.db")}
+    supernode = deployment(programs)
+    for partition in range(3):
+        supernode(partition)
+    programs.run_probe(**settings, least_clients=3, pause=0.2)
+    programs.wait(programs.rounds, "a round")
+    hold = programs.notes / f"hold-{VICTIM}"
+    hold.touch()
+    programs.wait(lambda: list(programs.notes.glob(f"waiting-{VICTIM}-*")), "the victim to train")
+    programs.kill_all()
+    hold.unlink()
+    open_round = len(programs.rounds()) + 1
+
+    supernode = deployment(programs)
+    for partition in {0, 1, 2} - {VICTIM}:
+        supernode(partition)
+    programs.run_probe(**settings, least_clients=2)
+    programs.wait(lambda: "not online yet: key:" in programs.logs(last=10**7), "the cohort to be asked again")
+    assert len(programs.rounds()) == open_round - 1
+    supernode(VICTIM)
+    programs.wait((programs.notes / "done").exists, "the last round")
+    line = programs.rounds()[open_round - 1]
+    assert line["round"] == open_round
+    assert sorted(line["partitions"]) == [0, 1, 2]
+    assert json.loads((programs.notes / "result.json").read_text())["train"] == [1, 2, 3, 4]
+
+
 def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     """Registered node keys, three SuperNodes. The second one waits in its training until it is killed.
 
@@ -29,31 +91,7 @@ def test_a_supernode_is_killed_in_a_round_and_comes_back(programs):
     clients hold a memory. That of the second one is gone when it is back, which is noticed once.
     """
     programs.environment |= {"PROBE_MEMORY": "clients", "PROBE_ANSWERS": "1"}
-    port = free_port()
-    ca, certificate, key = write_certificates(programs.home / "tls")
-    programs.connection(port, certificate=ca)
-    programs.start(
-        *("flower-superlink", "--port", str(port), "--enable-supernode-auth"),
-        *("--ssl-ca-certfile", str(ca), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
-        "--disable-runtime-dependency-installation",
-        log="superlink.log",
-    )
-    programs.wait(lambda: "startup complete" in programs.logs(), "the SuperLink")
-
-    private_keys = []
-    for partition in range(3):
-        private, public = write_node_key(programs.home / f"node-{partition}")
-        name = ["--name", "clinic-0"] if partition == 0 else []  # the others go by their keys
-        programs.call("flwr", "supernode", "register", str(public), "here", *name)
-        private_keys.append(private)
-
-    def supernode(partition):
-        return programs.start(
-            *("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", str(ca)),
-            *("--auth-supernode-private-key", str(private_keys[partition])),
-            *("--port", str(free_port()), "--node-config", f"partition-id={partition} num-partitions=3"),
-            log=f"supernode-{partition}.log",
-        )
+    supernode = deployment(programs)
 
     nodes = [supernode(partition) for partition in range(3)]
     programs.run_probe(
