@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sortition.cli.options import RoundsProgress, number, whole_number, writable_file, write_text
+from sortition.cli.options import ReportFile, RoundsProgress, number, whole_number, writable_file, write_text
 from sortition.core.errors import ConfigurationError
 from sortition.lab.diagnosis.diagnose import ROUNDS, diagnose
 from sortition.lab.imported import imported
@@ -48,15 +48,7 @@ def diagnose_command(
         Path | None,
         typer.Option(callback=writable_file, metavar="FILE", dir_okay=False, help="Write the figures here."),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            callback=writable_file,
-            metavar="FILE",
-            dir_okay=False,
-            help="Write a page to look at here (HTML).",
-        ),
-    ] = None,
+    report: ReportFile = None,
 ) -> None:
     """Tell whether adaptive sampling will save rounds: the noise of a step, and a verdict."""
     if report is not None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sortition.cli.options import (
+    ReportFile,
     RoundsProgress,
     number,
     one_of,
@@ -153,15 +154,7 @@ def compare_command(
             help="Write results and curves here.",
         ),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            callback=writable_file,
-            metavar="FILE",
-            dir_okay=False,
-            help="Write a page to look at here (HTML).",
-        ),
-    ] = None,
+    report: ReportFile = None,
 ) -> None:
     """Train on a federation with several samplers, and print what each is worth in rounds."""
     if report is not None:

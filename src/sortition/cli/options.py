@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -87,6 +88,15 @@ def writable_file(path: Path | None) -> Path | None:
     if path is not None and not can_be_written_to(path.absolute().parent):
         raise typer.BadParameter(f"expected a file in a directory that can be written to, got {str(path)!r}.")
     return path
+
+
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        callback=writable_file, metavar="FILE", dir_okay=False, help="Write a page to look at here (HTML)."
+    ),
+]
+"""The option --report of every command that can make a page."""
 
 
 def writable_directory(path: Path | None) -> Path | None:

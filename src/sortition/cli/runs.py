@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sortition.cli.options import RoundsProgress, whole_number, widen, writable_file
+from sortition.cli.options import ReportFile, RoundsProgress, whole_number, widen, writable_file
 from sortition.core.errors import LedgerError
 from sortition.ledger import RunRecord, read_run, verify_run
 from sortition.ledger.side_by_side import Target, make_comparison, run_names
@@ -139,15 +139,7 @@ def compare(
             help="Of a logged number; count the rounds until it is reached.",
         ),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            callback=writable_file,
-            metavar="FILE",
-            dir_okay=False,
-            help="Write a page with the curves here (HTML).",
-        ),
-    ] = None,
+    report: ReportFile = None,
     good: Good = False,
 ) -> None:
     """Compare runs: what differs, rounds, trainings, what they logged, and the estimated gain."""
