@@ -20,13 +20,13 @@ if TYPE_CHECKING:
         SortitionError,
         StateError,
     )
+    from sortition.core.guard_settings import Guard
     from sortition.core.protocols import Sampler
     from sortition.lab.diagnosis.diagnose import diagnose
     from sortition.memory import Memory
     from sortition.samplers.avare import AvareSampler
     from sortition.samplers.dense import DenseSampler
     from sortition.samplers.empirical_bayes import EmpiricalBayesSampler, default_sampler
-    from sortition.samplers.guard import Guard
     from sortition.samplers.kvib import KVibSampler
     from sortition.samplers.mabs import MABSSampler
     from sortition.samplers.oracles import OptimalClientSampler, OptimalSampler
@@ -82,7 +82,7 @@ _HOME = {
     "EmpiricalBayesSampler": "sortition.samplers.empirical_bayes",
     "FeedbackError": "sortition.core.errors",
     "FixedSampler": "sortition.samplers.static",
-    "Guard": "sortition.samplers.guard",
+    "Guard": "sortition.core.guard_settings",
     "KVibSampler": "sortition.samplers.kvib",
     "LedgerError": "sortition.core.errors",
     "MABSSampler": "sortition.samplers.mabs",

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from sortition import __version__
 from sortition.core.errors import SortitionError
@@ -29,6 +29,18 @@ MODULES = {
     "runs": "sortition.cli.runs",
 }
 """Where each command is: looking at a recorded run imports no experiment."""
+ABOUT = {
+    "arena": "Run every sampler in every environment, and print how far from the optimum each one is.",
+    "bench": "Time a sampler's draw and observe beside numpy's choice and the dense specification.",
+    "compare": "Train on a federation with several samplers, and print what each is worth in rounds.",
+    "diagnose": "Tell whether adaptive sampling will save rounds: the noise of a step, and a verdict.",
+    "reproduce": "Run the paper's experiments and draw its figures, published beside measured.",
+    "samplers": "Print the samplers that other commands know by name, and when to take which.",
+    "warmup": "Compile every kernel now, for example in an image, so that the first run does not have to.",
+    "report": "Make a page of a recorded run: one HTML file that opens offline.",
+    "runs": "Look at a recorded run, check it, and take it elsewhere.",
+}
+"""The first line of each command's help: the list of commands imports none of them."""
 
 
 class Commands(TyperGroup):
@@ -38,8 +50,21 @@ class Commands(TyperGroup):
         """Their names."""
         return list(MODULES)
 
+    listing = False
+    """Whether help is printed: it needs names and what is said about them."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands."""
+        self.listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = False
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command by its name, imported now; None if there is no such command."""
+        if cmd_name in MODULES and self.listing:
+            return TyperCommand(cmd_name, help=ABOUT[cmd_name])
         if cmd_name in MODULES:
             group: Any = typer.main.get_group(import_module(MODULES[cmd_name]).app)
             self.commands[cmd_name] = group.commands[cmd_name]

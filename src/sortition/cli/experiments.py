@@ -545,7 +545,7 @@ def bench_command(
         typer.Option(callback=writable_file, metavar="FILE", dir_okay=False, help="Write the results here."),
     ] = None,
 ) -> None:
-    """Time a sampler's draw and observe beside numpy's choice and the dense specification, once compiled."""
+    """Time a sampler's draw and observe beside numpy's choice and the dense specification."""
     if clients is None:
         sizes = [size for size in DEFAULT_CLIENTS if size <= most_clients(sampler)]
     else:
@@ -675,7 +675,7 @@ def reproduce_command(
         ),
     ] = None,
 ) -> None:
-    """Run the paper's experiments and draw its figures, published beside measured where both are known."""
+    """Run the paper's experiments and draw its figures, published beside measured."""
     import vl_convert  # noqa: F401 - a missing package is an error before the work, not after it
 
     if docs and (quick or set(figures) != set(FIGURES) or variant != "both"):

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from sortition.cli.options import ReportFile, RoundsProgress, whole_number, widen, writable_file
 from sortition.core.errors import LedgerError
-from sortition.ledger import RunRecord, read_run, verify_run
+from sortition.ledger import RunRecord, read_run
 from sortition.ledger.side_by_side import Target, make_comparison, run_names
 from sortition.ledger.store import counted
 from sortition.ledger.summary import (
@@ -100,6 +100,8 @@ def export(
 @runs_app.command("verify")
 def verify(run: Run) -> None:
     """Check every checksum, replay the run from the start, and compare."""
+    from sortition.ledger import verify_run  # the samplers, which a look at a run does not need
+
     with RoundsProgress(None, "rows") as progress:
         found = verify_run(run, on_row=progress.advance)
     typer.echo(

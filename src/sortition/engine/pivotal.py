@@ -16,6 +16,7 @@ there may belong to any of them: distinct ones are chosen at random.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from sortition.engine.clients import (
     slot_of,
 )
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees, Mixture
-from sortition.engine.sumtree import SumTree, TreeArrays, level_starts
+from sortition.engine.sumtree import SumTree, TreeArrays
 
 LEAST_LEFT = 1e-6
 """If the certain clients leave less mass than this to the others, rounding would count."""
@@ -75,15 +76,19 @@ def line_of_masses(prior: Fields, in_block: int, own: Fields) -> ProbabilityLine
 
 def line_of_vector(probabilities: FloatArray) -> ProbabilityLine:
     """The line of a vector of probabilities, which sum to one."""
-    return line_of_masses(_ONE_CLIENT, 0, tuple(SumTree(probabilities).arrays))
+    return line_of_masses(_one_client(), 0, tuple(SumTree(probabilities).arrays))
 
 
 _NO_PLACES: Fields = (np.full(2, EMPTY, dtype=np.int64), np.zeros(2, dtype=np.int64))
 _NO_TREES: Fields = tuple(
-    ExpertTrees(NOBODY, NOTHING, np.zeros((0, 1)), np.zeros(1), np.zeros((1, 4, 1)), level_starts(1))
-)
+    ExpertTrees(NOBODY, NOTHING, np.zeros((0, 1)), np.zeros(1), np.zeros((1, 4, 1)), np.array([0, 1]))
+)  # level_starts(1) is [0, 1]; no kernel is called here, for the first one takes 0.4 s
 _ONE_EXPERT: Fields = tuple(ExpertArrays(np.zeros(1), np.ones(1), np.ones(1)))
-_ONE_CLIENT: Fields = Roster(1, np.ones(1)).fields
+
+
+@cache
+def _one_client() -> Fields:
+    return Roster(1, np.ones(1)).fields
 
 
 class Segments(NamedTuple):

@@ -35,8 +35,31 @@ one; ``verify_run(path)`` replays it from the start.
 ``docs/ledger.md`` says what the ledger promises and how it works.
 """
 
-from sortition.ledger.record import Round, RunRecord, read_run
-from sortition.ledger.recorded import RecordedSampler, open_run
-from sortition.ledger.verify import Verified, verify_run
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sortition.ledger.record import Round, RunRecord, read_run
+    from sortition.ledger.recorded import RecordedSampler, open_run
+    from sortition.ledger.verify import Verified, verify_run
 
 __all__ = ["RecordedSampler", "Round", "RunRecord", "Verified", "open_run", "read_run", "verify_run"]
+
+_HOME = {
+    "RecordedSampler": "sortition.ledger.recorded",
+    "Round": "sortition.ledger.record",
+    "RunRecord": "sortition.ledger.record",
+    "Verified": "sortition.ledger.verify",
+    "open_run": "sortition.ledger.recorded",
+    "read_run": "sortition.ledger.record",
+    "verify_run": "sortition.ledger.verify",
+}
+"""Where each name lives. Reading a run needs no sampler, and these take most of a second to import."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sortition.ledger' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

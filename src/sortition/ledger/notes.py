@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from sortition.core.errors import ConfigurationError, LedgerError
+from sortition.core.state import part
 from sortition.core.validation import printable, real_number, shown
 from sortition.ledger.encoding import Plain, ids_of
-from sortition.ledger.replay import within
 from sortition.ledger.store import Event
 
 NOTED = "noted"
@@ -40,7 +40,7 @@ def notes_in(events: Iterable[Event], name: str) -> dict[int, dict[str, Any]]:
     for event in events:
         values = event.values()
         if values.get("note") == name:
-            found[event.round_index] = within(values, _VALUE)
+            found[event.round_index] = part(values, _VALUE)
     return found
 
 
@@ -67,7 +67,7 @@ class Noted:
                 if entry.startswith(_VALUE):
                     self._add_number(event, entry.removeprefix(_VALUE), value)
         elif values.get("note") == CLIENT_NAMES:
-            self._add_names(event, within(values, _VALUE))
+            self._add_names(event, part(values, _VALUE))
 
     def _add_number(self, event: Event, name: str, value: Any) -> None:
         try:

@@ -8,20 +8,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
+from sortition.core.state import part
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, printable
 from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
-from sortition.ledger.files import ATTACHMENT, RunFiles, run_file, side_directory
+from sortition.ledger.files import ATTACHMENT, SNAPSHOT, RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.notes import NOTED, Noted, notes_in
-from sortition.ledger.replay import MakeSampler, all_experts, maker_from, rebuild, within
+from sortition.ledger.settings_in_words import all_experts
 from sortition.ledger.store import Event, OnRow, Store, counted
+
+if TYPE_CHECKING:
+    from sortition.ledger.replay import MakeSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ class RunRecord:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that the sampler was built with, if the library knows them."""
-        return within(self._first, "setting.")
+        return part(self._first, "setting.")
 
     @property
     def initial_clients(self) -> int | None:
@@ -139,7 +143,7 @@ class RunRecord:
     @property
     def config(self) -> dict[str, Any]:
         """The settings in the sampler's state, in words; empty if it has none."""
-        return within(self._first, "state.config.")
+        return part(self._first, "state.config.")
 
     @property
     def cohort_size(self) -> int | None:
@@ -166,8 +170,8 @@ class RunRecord:
     @property
     def experts(self) -> list[tuple[str, str, dict[str, Any]]]:
         """The experts of a portfolio: place ("1.0" is the first within the second), class and ``config``."""
-        states = all_experts(within(self._first, "state."))
-        return [(place, own["kind"], within(own, "config.")) for place, own in states]
+        states = all_experts(part(self._first, "state."))
+        return [(place, own["kind"], part(own, "config.")) for place, own in states]
 
     @property
     def rebuildable(self) -> bool:
@@ -180,6 +184,8 @@ class RunRecord:
         A sampler of the library is built from the settings in the record. For a class of your own, give
         ``make_sampler``, which builds it as it was when the run began.
         """
+        from sortition.ledger.replay import maker_from, rebuild  # the samplers take most of a second
+
         make = make_sampler or maker_from(self._first)
         if make is None:
             raise LedgerError(
@@ -187,6 +193,19 @@ class RunRecord:
                 f"{self.sampler}"
             )
         return rebuild(make, self._store, self._files(), reading=True)[0].sampler
+
+    def last_state(self) -> dict[str, Any]:
+        """The sampler's state after the last row: out of its snapshot or, if there is none, by ``replay``.
+
+        A run that was closed has that snapshot.
+        """
+        files = self._files()
+        with suppress(LedgerError, OSError):
+            snapshot = files.read(SNAPSHOT, self._store.last)
+            if str(snapshot.get("checksum")) == self._store.checksum_of(self._store.last).hex():
+                return part(snapshot, "state.")
+        state: dict[str, Any] = self.replay().state_dict()
+        return state
 
     def attachment(self, round_index: int, name: str) -> dict[str, Any] | None:
         """What was attached to a round under that name; None if nothing is there."""
@@ -279,9 +298,9 @@ def membership_of(event: Event, next_round: int) -> Membership | None:
 
 def _size_in(values: Mapping[str, Any], name: str) -> int | None:
     """A size in the state of a sampler. A portfolio has those of its experts."""
-    state = within(values, "state.")
+    state = part(values, "state.")
     while state and f"config.{name}" not in state:
-        state = within(state, "expert0.")
+        state = part(state, "expert0.")
     found = state.get(f"config.{name}")
     return found if isinstance(found, int) else None
 

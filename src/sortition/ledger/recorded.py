@@ -27,6 +27,7 @@ from sortition.core.errors import (
     SortitionError,
     StateError,
 )
+from sortition.core.guard_settings import Suspect
 from sortition.core.protocols import check_available
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, real_numbers, shown, whole_number
@@ -43,7 +44,6 @@ from sortition.ledger.replay import (
     snapshot_values,
 )
 from sortition.ledger.store import Store, check_header, sqlite_problem, wal_of
-from sortition.samplers.guard import Suspect
 from sortition.samplers.privacy import PrivacySpent
 
 NEW = "new.db"

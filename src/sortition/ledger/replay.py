@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,25 +19,23 @@ import numpy as np
 import sortition
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, LedgerError, SortitionError
+from sortition.core.guard_settings import Guard
 from sortition.core.protocols import Sampler
+from sortition.core.state import part
 from sortition.ledger.encoding import available_of, cohort_bytes, cohort_of, ids_of, whole_of
 from sortition.ledger.files import SNAPSHOT, RunFiles
+from sortition.ledger.settings_in_words import DEEPEST, experts_of, fields_of
 from sortition.ledger.store import Event, Store
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 MakeSampler: TypeAlias = Callable[[], Sampler]
-DEEPEST = 8
-"""How many levels of portfolios within portfolios are read."""
 MOST_EXPERTS = 1000
 """How many samplers may be within one, on all levels together: building many takes long."""
 _METHODS = ("draw", "observe", "probabilities", "state_dict", "load_state_dict")
 _DEFENCES: Mapping[str, type[Guard | NormPrivacy]] = {"Guard": Guard, "NormPrivacy": NormPrivacy}
 _CONFIG = "config."
 _ROUND = re.compile(r"\d{1,18}")
-_FIELD = re.compile(r"\b(\w+)=([^,()]+)")  # begins at words only: a long word takes no longer than its length
-_EXPERT = re.compile(r"expert(\d{1,6})\.(.+)", re.DOTALL)
 
 
 # Repeating the rows -----------------------------------------------------------------------------------
@@ -79,7 +77,7 @@ class Replayed:
             elif event.kind == "calibrated":
                 self.sampler.calibrate(values["norms"], values["clients"])
             elif event.kind == "loaded":
-                self.sampler.load_state_dict(within(values, "state."))
+                self.sampler.load_state_dict(part(values, "state."))
                 self.round_index = whole_of(values, "round_index")
             elif event.kind != "noted":
                 raise LedgerError(f"row {event.number} is of an unknown kind: {event.kind!r}")
@@ -121,9 +119,9 @@ def begin(make_sampler: MakeSampler, first: Event) -> Replayed:
         raise LedgerError(f"row 0 must be of kind 'begun', got {first.kind!r}")
     sampler = built(make_sampler)
     try:
-        sampler.load_state_dict(within(first.values(), "state."))
+        sampler.load_state_dict(part(first.values(), "state."))
     except SortitionError as error:
-        differs = differing(within(first.values(), "state."), sampler.state_dict()) or str(error)
+        differs = differing(part(first.values(), "state."), sampler.state_dict()) or str(error)
         raise LedgerError(
             f"make_sampler must build the sampler that the run was begun with: {differs}"
         ) from error
@@ -176,7 +174,7 @@ def snapshot_values(replayed: Replayed, checksum: bytes) -> dict[str, Any]:
 def _restore(replayed: Replayed, snapshot: Mapping[str, Any], store: Store) -> None:
     """Put ``replayed`` into the state of the snapshot."""
     try:
-        replayed.sampler.load_state_dict(within(snapshot, "state."))
+        replayed.sampler.load_state_dict(part(snapshot, "state."))
     except SortitionError as error:
         raise LedgerError(f"a snapshot of {store.path} does not fit the sampler: {error}") from error
     replayed.round_index = whole_of(snapshot, "round_index")
@@ -187,11 +185,6 @@ def _restore(replayed: Replayed, snapshot: Mapping[str, Any], store: Store) -> N
         if event is None:
             raise store.damage(f"rows are missing from {store.path}: the draw of round {round_index}")
         replayed.open[round_index] = cohort_of(round_index, event.values())
-
-
-def within(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The entries whose names start with ``prefix``, without it."""
-    return {name[len(prefix) :]: value for name, value in values.items() if name.startswith(prefix)}
 
 
 # How a sampler was built ------------------------------------------------------------------------------
@@ -216,7 +209,7 @@ def maker_from(values: Mapping[str, Any]) -> MakeSampler | None:
     """A function that builds the sampler of ``recorded_settings``; None if only its own program can."""
     if values.get("rebuildable") is not True:
         return None
-    settings = within(values, "setting.")
+    settings = part(values, "setting.")
     _check_experts(settings)
     parts = _parts(values.get("sampler"), settings, DEEPEST)
 
@@ -351,33 +344,3 @@ def _differences(name: str, begun: Any, built: Any) -> list[str]:
         return [f"{name} = {begun}, got {built}"]
     fields = [field for field in ours if ours[field] != theirs[field]]
     return [f"{name}.{field} = {ours[field]}, got {theirs[field]}" for field in fields]
-
-
-def fields_of(setting: Any) -> dict[str, str]:
-    """The fields of a guard or a privacy setting, as text.
-
-    >>> fields_of("Guard(fence=4.0, clip_factor=9.0)")
-    {'fence': '4.0', 'clip_factor': '9.0'}
-    """
-    return dict(_FIELD.findall(str(setting)))
-
-
-def experts_of(state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """The states of the experts within the state of a portfolio, by place.
-
-    >>> experts_of({"kind": "PortfolioSampler", "expert0.kind": "AvareSampler", "expert0.seed": 0})
-    {0: {'kind': 'AvareSampler', 'seed': 0}}
-    """
-    found: dict[int, dict[str, Any]] = {}
-    for name, value in state.items():
-        if place := _EXPERT.fullmatch(name):
-            found.setdefault(int(place[1]), {})[place[2]] = value
-    return {place: own for place, own in sorted(found.items()) if isinstance(own.get("kind"), str)}
-
-
-def all_experts(state: Mapping[str, Any], levels: int = DEEPEST) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The experts of a portfolio with their states, each followed by its own experts: "0", "1", "1.0", ..."""
-    for place, own in experts_of(state).items() if levels else ():
-        yield str(place), own
-        for inner, state_of_inner in all_experts(own, levels - 1):
-            yield f"{place}.{inner}", state_of_inner

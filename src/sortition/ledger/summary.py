@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,16 +16,16 @@ from typing import Any, TextIO
 import numpy as np
 
 from sortition.core.designs import INCLUSION_DESIGNS
-from sortition.core.errors import LedgerError
+from sortition.core.errors import LedgerError, StateError
+from sortition.core.guard_settings import Guard, Suspect, hits_in, suspects_of
 from sortition.core.types import FloatArray
 from sortition.core.validation import printable
 from sortition.ledger.files import belongs_to, private
 from sortition.ledger.gain import Gain, PresentClients, gain_of
 from sortition.ledger.notes import NOTED, Noted
 from sortition.ledger.record import Membership, RunRecord, membership_of
-from sortition.ledger.replay import fields_of
+from sortition.ledger.settings_in_words import fields_of
 from sortition.ledger.tally import ClientSummary, ClientTable, Tally
-from sortition.samplers.guard import Guard, Suspect
 
 CLIENT_COLUMNS = ("client", "draws", "no reply", "last probability", "last norms")
 SUSPECT_COLUMNS = ("client", "clipped reports", "times the bound", "draws", "last norms")
@@ -206,7 +206,7 @@ def _gain(record: RunRecord, tally: Tally, present: PresentClients) -> Gain:
 
 
 def suspicion_of(record: RunRecord) -> Suspicion:
-    """The guard's own list, by replay from the newest snapshot.
+    """The guard's own list, out of the snapshot of the last row, or by replay from the newest one.
 
     The clip is not recorded; it follows from the rows. If the library cannot build the sampler, or the
     sampler of this version draws other cohorts, the suspects are not known.
@@ -218,11 +218,11 @@ def suspicion_of(record: RunRecord) -> Suspicion:
     if not record.rebuildable:
         return Suspicion(unknown="not known: only the program that made the sampler can build it")
     try:
-        sampler = record.replay()
-    except LedgerError as error:
+        suspects = suspects_of(hits_in(record.last_state()))
+    except (LedgerError, StateError) as error:
         return Suspicion(unknown=f"not known: {error}")
     clip = re.search(r"norm_bound=([^,)]+)", str(record.config.get("privacy")))
-    return Suspicion(tuple(sampler.suspects()), norm_bound=clip and clip[1])
+    return Suspicion(tuple(suspects), norm_bound=clip and clip[1])
 
 
 # Figures and tables in words --------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def settings_in_words(config: Mapping[str, Any]) -> str:
 
 def _in_words(name: str, value: Any) -> str:
     if name == "guard" and isinstance(value, str) and value != "none":
-        defaults = fields_of(Guard())
+        defaults = {field.name: repr(field.default) for field in fields(Guard)}
         own = [
             f"{field}={set_to}" for field, set_to in fields_of(value).items() if defaults.get(field) != set_to
         ]

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
-from numba import njit
 
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.clients import EMPTY, Table
 from sortition.ledger.encoding import available_of, unpack, unpack_columns
 from sortition.ledger.gain import PresentClients, round_variances
 
@@ -40,53 +38,6 @@ class ClientSummary:
     """Its name, if the run has it."""
 
 
-@njit(cache=True)
-def _add_draws(
-    sizes: IntArray,
-    slots: IntArray,
-    counts: IntArray,
-    probabilities: FloatArray,
-    draws: IntArray,
-    latest: FloatArray,
-    known: int,
-    squares: float,
-) -> tuple[IntArray, FloatArray, float]:
-    """Add cohorts to ``draws`` and ``latest``: after each the clients seen and sum n_m^2; the last sum."""
-    seen, squares_by_round = np.empty(sizes.size, dtype=np.int64), np.empty(sizes.size)
-    place = 0
-    for i in range(sizes.size):
-        for j in range(place, place + sizes[i]):
-            slot, count = slots[j], counts[j]
-            known += draws[slot] == 0
-            squares += float(count) * (2.0 * draws[slot] + count)  # (n + c)^2 - n^2
-            draws[slot] += count
-            latest[slot] = probabilities[j]
-        place += sizes[i]
-        seen[i], squares_by_round[i] = known, squares
-    return seen, squares_by_round, squares
-
-
-@njit(cache=True)
-def _add_norms(
-    sizes: IntArray, slots: IntArray, norms: FloatArray, failures: IntArray, newest: FloatArray
-) -> tuple[IntArray, FloatArray]:
-    """Add feedback to ``failures`` and ``newest``: of each round the replies, and the median of its norms."""
-    replies, medians = np.zeros(sizes.size, dtype=np.int64), np.full(sizes.size, np.nan)
-    place = 0
-    for i in range(sizes.size):
-        for j in range(place, place + sizes[i]):
-            if np.isnan(norms[j]):
-                failures[slots[j]] += 1
-            else:
-                newest[slots[j], 1:] = newest[slots[j], :-1].copy()
-                newest[slots[j], 0] = norms[j]
-                replies[i] += 1
-        if replies[i]:
-            medians[i] = np.nanmedian(norms[place : place + sizes[i]])
-        place += sizes[i]
-    return replies, medians
-
-
 class ClientTable(Sequence[ClientSummary]):
     """All clients that were drawn, the most drawn first."""
 
@@ -98,8 +49,7 @@ class ClientTable(Sequence[ClientSummary]):
         self.left: set[int] = set()
         self.names: Mapping[int, str] = {}
         self.private = False
-        self._ids = np.zeros(0, dtype=np.int64)
-        self._table = Table()  # id -> place in the arrays
+        self._ids = np.zeros(0, dtype=np.int64)  # ascending; the arrays are in this order
         self._order = np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -116,8 +66,8 @@ class ClientTable(Sequence[ClientSummary]):
 
     def of(self, client: int) -> ClientSummary:
         """That client; one that was never drawn has no draws."""
-        slot = int(self._table.slots_of(np.array([client]))[0])
-        if slot == EMPTY:
+        slot = int(np.searchsorted(self._ids, client))
+        if slot == len(self) or self._ids[slot] != client:
             return ClientSummary(client, left=client in self.left, name=self.names.get(client))
         return self._summary(slot)
 
@@ -127,20 +77,46 @@ class ClientTable(Sequence[ClientSummary]):
 
     def slots_of(self, clients: IntArray) -> IntArray:
         """The places of ``clients`` in the arrays; those that have none get one."""
-        slots = self._table.slots_of(clients)
-        new = np.unique(clients[slots == EMPTY])
-        if not len(new):
-            return slots
-        if new[0] < 0:
-            raise LedgerError(f"clients must have ids from 0 up, got {new[0]}")
-        self._table.put_all(new, np.arange(len(self), len(self) + len(new)))
-        self._ids = np.concatenate((self._ids, new))
-        self.draws, self.failures = (
-            np.concatenate((column, np.zeros_like(new))) for column in (self.draws, self.failures)
-        )
-        self.probabilities = np.concatenate((self.probabilities, np.zeros(len(new))))
-        self.norms = np.concatenate((self.norms, np.full((len(new), LAST_NORMS), np.nan)))
-        return self._table.slots_of(clients)
+        new = np.setdiff1d(clients, self._ids)
+        if len(new):
+            if new[0] < 0:
+                raise LedgerError(f"clients must have ids from 0 up, got {new[0]}")
+            at = np.searchsorted(self._ids, new)
+            self._ids = np.insert(self._ids, at, new)
+            self.draws, self.failures = np.insert(self.draws, at, 0), np.insert(self.failures, at, 0)
+            self.probabilities = np.insert(self.probabilities, at, 0.0)
+            self.norms = np.insert(self.norms, at, np.nan, axis=0)
+        return np.searchsorted(self._ids, clients)
+
+    def add_draws(
+        self, slots: IntArray, counts: IntArray, probabilities: FloatArray
+    ) -> tuple[IntArray, FloatArray]:
+        """Add draws in their order: which were a client's first, and what each adds to sum n_m^2."""
+        order, heads, group = _grouped(slots)
+        own = counts[order]
+        earlier = np.cumsum(own) - own
+        before = self.draws[slots[order]] + earlier - earlier[heads][group]
+        first, added = np.empty_like(counts), np.empty(len(counts))
+        first[order] = before == 0
+        added[order] = own * (2.0 * before + own)  # (n + c)^2 - n^2
+        np.add.at(self.draws, slots, counts)
+        self.probabilities[slots] = probabilities  # of several, the last counts
+        return first, added
+
+    def add_norms(self, slots: IntArray, norms: FloatArray) -> None:
+        """Add replies in their order; nan for none."""
+        heard = ~np.isnan(norms)
+        np.add.at(self.failures, slots[~heard], 1)
+        slots, norms = slots[heard], norms[heard]
+        order, heads, group = _grouped(slots)
+        ends = np.append(heads[1:], len(order))
+        age = ends[group] - 1 - np.arange(len(order))  # 0 for the newest
+        some, recent = slots[order][heads], age < LAST_NORMS
+        newest = np.full((len(heads), LAST_NORMS), np.nan)
+        newest[group[recent], age[recent]] = norms[order][recent]
+        known = np.concatenate((newest, self.norms[some]), axis=1)
+        first = np.argsort(np.isnan(known), axis=1, kind="stable")[:, :LAST_NORMS]
+        self.norms[some] = np.take_along_axis(known, first, axis=1)
 
     def _summary(self, slot: int) -> ClientSummary:
         client, norms = int(self._ids[slot]), self.norms[slot]
@@ -155,6 +131,30 @@ class ClientTable(Sequence[ClientSummary]):
         )
 
 
+def _grouped(slots: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """An order in which equal ``slots`` are neighbours; where each group begins; of each entry its group."""
+    order = np.argsort(slots, kind="stable")
+    begins = np.diff(slots[order], prepend=-1) != 0
+    return order, np.flatnonzero(begins), np.cumsum(begins) - 1
+
+
+def _medians(sizes: IntArray, norms: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Of each round the replies, and the median of its norms; nan is no reply.
+
+    >>> _medians(np.array([1, 2, 3]), np.array([np.nan, 1.0, 4.0, 3.0, np.nan, 9.0]))
+    (array([0, 2, 2]), array([nan, 2.5, 6. ]))
+    """
+    replies, medians = np.zeros_like(sizes), np.full(len(sizes), np.nan)
+    starts = np.cumsum(sizes) - sizes
+    for size in np.unique(sizes[sizes > 0]):
+        rounds = np.flatnonzero(sizes == size)
+        own = np.sort(norms[starts[rounds][:, None] + np.arange(size)], axis=1)  # nan at the end
+        heard = np.count_nonzero(~np.isnan(own), axis=1)
+        middle = np.stack((np.maximum(heard - 1, 0) // 2, heard // 2), axis=1)
+        replies[rounds], medians[rounds] = heard, (np.take_along_axis(own, middle, axis=1) / 2.0).sum(axis=1)
+    return replies, medians
+
+
 class Tally:
     """Adds up the rows of draws and feedback, given one after another, in batches."""
 
@@ -165,7 +165,7 @@ class Tally:
         many clients were there with which mass."""
         self._present, self._cohort_size, self._inclusion = present, cohort_size, inclusion
         self.rounds = self.draws = self.replies = self.failures = 0
-        self._squares = 0.0
+        self._seen, self._squares = 0, 0.0
         self._drawn: list[bytes] = []
         self._heard: list[tuple[int, bytes, bytes, int, float]] = []
         self._waiting = 0
@@ -218,15 +218,14 @@ class Tally:
                 raise LedgerError(
                     f"counts must be from 1 to {MOST_COUNTED}, got {counts.min()} to {counts.max()}"
                 )
-            known, of = len(self.clients), self.clients
-            slots = of.slots_of(clients)
-            seen, squares, self._squares = _add_draws(
-                sizes, slots, counts, p, of.draws, of.probabilities, known, self._squares
-            )
+            first, added = self.clients.add_draws(self.clients.slots_of(clients), counts, p)
             ends = np.cumsum(sizes)
-            draws = self.draws + np.concatenate(([0], np.cumsum(counts)))[ends].astype(float)
-            self._draws_by_round.append((seen, draws**2 / np.maximum(squares, 1.0)))
-            self.draws = int(draws[-1])
+            seen, squares, draws = (
+                so_far + np.concatenate(([0.0], np.cumsum(each)))[ends]
+                for so_far, each in ((self._seen, first), (self._squares, added), (self.draws, counts))
+            )
+            self._draws_by_round.append((seen.astype(np.int64), draws**2 / np.maximum(squares, 1.0)))
+            self._seen, self._squares, self.draws = int(seen[-1]), float(squares[-1]), int(draws[-1])
         if self._heard:
             places, cohorts, feedback, there, totals = (list(c) for c in zip(*self._heard, strict=True))
             names = {"clients": np.int64, "probabilities": np.float64, "weights": np.float64}
@@ -234,8 +233,8 @@ class Tally:
             sizes, (norms,) = unpack_columns(feedback, {"norms": np.float64})
             if not np.array_equal(sizes, asked):
                 raise LedgerError("norms must be as many as the clients of their cohort")
-            slots = self.clients.slots_of(clients)
-            replies, medians = _add_norms(sizes, slots, norms, self.clients.failures, self.clients.norms)
+            self.clients.add_norms(self.clients.slots_of(clients), norms)
+            replies, medians = _medians(sizes, norms)
             self.replies += int(replies.sum())
             self.failures += int(sizes.sum() - replies.sum())
             self._replies_by_round.append((places, replies / np.where(sizes > 0, sizes, np.nan), medians))

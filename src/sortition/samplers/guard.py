@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from statistics import NormalDist
 from typing import Any
 
@@ -24,9 +23,9 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import StateError
+from sortition.core.guard_settings import LARGEST_LOG, Guard, Hits, Suspect, hits_in, suspects_of
 from sortition.core.state import array, check, count
 from sortition.core.types import BoolArray, FloatArray, IntArray
-from sortition.core.validation import named_keywords, positive_number
 from sortition.engine import norm_window
 from sortition.engine.capped import limited
 from sortition.engine.clients import Roster
@@ -44,55 +43,9 @@ from sortition.engine.norm_window import (
     SIZE,
 )
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Guard:
-    """The defences of a sampler against clients that lie about their norms.
-
-    ``guard=None`` is the paper to the letter.
-
-    ``Guard(largest_gain=3, clip_factor=20)`` leaves less to liars, and costs more where a few honest clients
-    have very large norms: ``docs/hostile-clients.md`` has the figures.
-    """
-
-    clip_factor: float = 100.0
-    """A norm is clipped at this multiple of the ninth decile of recent norms, or at ``fence``."""
-    fence: float = 4.0
-    """The same in distances of that decile from the median, in logarithms; the higher of the two counts."""
-    outlier_factor: float = 5.0
-    """Above this multiple of the ninth decile, or ``outlier_fence``, a client is an outlier."""
-    outlier_fence: float = 0.75
-    """As ``fence``, for outliers."""
-    largest_gain: float = 25.0
-    """What all outliers together may hold of what was learnt, over their client weight; but at most half."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            above = 0.0 if field.name.endswith("fence") else 1.0
-            value = positive_number(field.name, getattr(self, field.name), above=above)
-            object.__setattr__(self, field.name, value)  # 100 and 100.0 are one setting
-
-    def __repr__(self) -> str:
-        changed = (f.name for f in fields(self) if getattr(self, f.name) != f.default)
-        return f"Guard({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
-
-
-Guard.__init__ = named_keywords(Guard.__init__)  # type: ignore[method-assign]
-
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A client whose norms were clipped."""
-
-    client: int
-    hits: int
-    """How many of its reports were clipped."""
-    largest_excess: float
-    """The largest of them, as a multiple of the bound (inf where no double can hold it)."""
-
+__all__ = ["Guard", "GuardState", "Suspect"]
 
 LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
-LARGEST_LOG = math.log(np.finfo(float).max)
 MOST = 0.5
 """What ``largest_gain`` lets all outliers together hold at most."""
 NORMAL = NormalDist()
@@ -129,7 +82,7 @@ class GuardState:
         self._means = np.zeros(0)  # the logarithm of the mean of the norms of each since it is one
         self._counts = np.zeros(0, dtype=np.int64)  # how many these are
         self._hints = np.zeros(0, dtype=np.int64)  # for their look-up
-        self._hits: dict[int, tuple[int, float]] = {}
+        self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
         self._begun = False
 
@@ -227,11 +180,7 @@ class GuardState:
 
     def suspects(self) -> list[Suspect]:
         """The clients whose norms were clipped, the most frequent first."""
-        found = [
-            Suspect(client, hits, math.exp(worst) if worst < LARGEST_LOG else math.inf)
-            for client, (hits, worst) in self._hits.items()
-        ]
-        return sorted(found, key=lambda suspect: (-suspect.hits, suspect.client))
+        return suspects_of(self._hits)
 
     def forget(self, clients: IntArray) -> None:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
@@ -300,13 +249,7 @@ class GuardState:
         check("guard.means", guard._means, np.abs(guard._means) <= -LOWEST_LOG, "logarithms of doubles")
         right = (guard._counts > 0) & (guard._counts <= MOST_REPLIES)
         check("guard.counts", guard._counts, right, f"from 1 to {MOST_REPLIES}")
-        suspects = array(state, "guard.suspects", np.int64, (None,))
-        hits = array(state, "guard.hits", np.int64, (len(suspects),))
-        worst = array(state, "guard.excesses", np.float64, (len(suspects),))
-        check("guard.hits", hits, hits > 0, "above 0")
-        check("guard.excesses", worst, (worst >= 0.0) & np.isfinite(worst), "finite and not negative")
-        both = zip(hits.tolist(), worst.tolist(), strict=True)
-        guard._hits = dict(zip(suspects.tolist(), both, strict=True))
+        guard._hits = hits_in(state)
         guard._begun = count(state, "guard.begun") > 0
         guard._first = _first_replies(state, ids)
         return guard
