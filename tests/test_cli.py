@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import sortition
-from sortition import UniformSampler
+from sortition import UniformSampler, default_sampler
 from sortition.cli import commands, experiments
 from sortition.lab.contestants import CONTESTANTS
 from sortition.ledger import open_run
@@ -73,6 +74,15 @@ class TestResults:
     def test_as_a_module(self):
         assert shell("--version").stdout == f"sortition {sortition.__version__}\n"
 
+    def test_the_list_of_commands_says_what_each_one_says(self):
+        """``ABOUT`` repeats the first line of each command's help, so that none is imported for the list."""
+        group = typer.main.get_group(commands.app)
+        listed = invoke("--help").stdout
+        for name in commands.MODULES:
+            said = group.get_command(None, name).help.splitlines()[0]
+            assert said == commands.ABOUT[name]
+            assert said.split()[0] in listed
+
     def test_a_command_that_is_not_there(self):
         result = invoke("nosuch")
         assert result.exit_code == 2
@@ -111,6 +121,24 @@ class TestResults:
 
 class TestImports:
     """Looking at a recorded run needs the ledger and the charts, and no experiment."""
+
+    @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["runs", "show"], ["runs", "compare"]])
+    def test_a_look_takes_no_compiler(self, arguments, tmp_path):
+        """numba alone takes longer to import than these commands to run."""
+        count = {"show": 1, "compare": 2}.get(arguments[-1], 0)
+        runs = [tmp_path / name for name in ("a.db", "b.db")[:count]]
+        for run in runs:
+            with open_run(run, lambda: default_sampler(num_clients=5, cohort_size=2)) as recorded:
+                cohort = recorded.draw()
+                recorded.observe(cohort, [1.0] * len(cohort))
+        program = (
+            "import sys\nfrom sortition.cli import main\n"
+            "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+            "assert not {'numba', 'scipy', 'sortition.samplers.base'} & set(sys.modules)\n"
+        )
+        command = [sys.executable, "-c", program, *arguments, *map(str, runs)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
 
     @pytest.mark.parametrize(
         "command", [["report"], ["runs", "show"], ["runs", "verify"], ["runs", "compare"]]

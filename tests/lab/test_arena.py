@@ -24,7 +24,7 @@ from sortition.lab.arena.environments import (
     paper_least_squares,
     seeds_of,
 )
-from sortition.lab.arena.tournament import Variance, judge, replay, run_closed_loop, run_replay
+from sortition.lab.arena.tournament import Variance, judge, replay, run_closed_loop, run_replay, train_one
 from sortition.lab.arena.traces import GeneratedNorms, Trace
 from sortition.lab.arena.vectors import VECTOR_ENVIRONMENTS
 from sortition.lab.contestants import CONTESTANTS, find_contestant
@@ -300,6 +300,33 @@ def test_a_factory_that_raises_is_one_line(tmp_path, monkeypatch, jobs, environm
     assert "'raising_factory:f' raised AttributeError" in result.stderr
     assert environment in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("mode", ["replay", "closed", "vectors"])
+def test_a_sampler_that_raises_is_one_line_with_the_place(tmp_path, monkeypatch, mode):
+    (tmp_path / "raising_sampler.py").write_text(
+        "from sortition import UniformSampler\n"
+        "class Own(UniformSampler):\n"
+        "    def observe(self, cohort, norms):\n"
+        "        {}['one']\n"
+        "def f(trial):\n    return Own(**trial.common())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    environment = {"replay": "clients-20", "closed": "digits-100", "vectors": "least-squares-1"}[mode]
+    arguments = ["--samplers", "raising_sampler:f", "--environments", environment, "--jobs", "1"]
+    result = invoke(*QUICK, *arguments, "--mode", mode)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "sortition: raising_sampler.py, line 4, in observe: KeyError: 'one' "
+        f"(sampler 'raising_sampler:f', environment {environment})\n"
+    )
+
+
+def test_an_error_that_no_code_of_a_user_raises_is_left_as_it_is():
+    training = Training(int, cohort_size=1, num_rounds=1, step_size=0.1)
+    with pytest.raises(TypeError):
+        train_one("uniform", CONTESTANTS["uniform"], "here", training, 0, lambda: None)
 
 
 def test_factories_of_one_name_in_two_modules_have_two_columns(tmp_path, monkeypatch):

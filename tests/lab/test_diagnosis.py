@@ -30,11 +30,13 @@ from sortition.lab.diagnosis.findings import (
     BEST,
     CHOICES,
     MEMORY,
+    MODEL_ERROR,
     NEAR,
     PROPORTIONAL,
     UNIFORM,
     VERDICTS,
     Diagnosis,
+    Pilot,
     StepNoise,
     _percent,
     _range,
@@ -43,6 +45,7 @@ from sortition.lab.diagnosis.findings import (
 )
 from sortition.lab.diagnosis.known_norms import measure_norms, smallest_cohort
 from sortition.lab.diagnosis.norm_table import NormTable, read_norms
+from sortition.lab.diagnosis.pilots import Trainings, standard_errors, train_pilots
 from sortition.lab.diagnosis.recorded_run import DrawnRound, _threshold, drawn_rounds, estimates, measure_run
 from sortition.lab.diagnosis.trained_problem import measure_problem, true_variances
 from sortition.lab.reports.diagnosis_page import rounds_chart
@@ -377,8 +380,80 @@ class Toy:
         return float(np.sum((model - 10.0 * WEIGHTS @ UPDATES) ** 2)) + 1.0
 
 
+class Quadratic(Toy):
+    """The same without noise."""
+
+    def updates(self, model, clients, round_index):
+        return (model - 10.0 * UPDATES)[clients]
+
+
 def make_toy(seed):
     return Toy()
+
+
+class TestPilots:
+    def test_everybody_drawn_is_the_same_for_all(self):
+        """No draw differs from another, so there is nothing to estimate."""
+        found = train_pilots(Toy(), CHOICES, M, step_size=0.1, num_rounds=40)
+        assert list(found) == list(CHOICES)
+        for pilot in found.values():
+            assert (pilot.ratio, pilot.standard_error) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-12))
+            assert pilot.rounds == pytest.approx(32.0)  # 80%, by which uniform sampling reaches its target
+            assert pilot.step_size == found[UNIFORM].step_size
+
+    def test_the_step_is_the_best_of_the_grid(self):
+        """Without noise a quadratic is solved by step 1: whatever the start, the search ends there."""
+        for start in (1 / 16, 1.0, 2.0**0.5):
+            found = train_pilots(Quadratic(), [UNIFORM], M, step_size=start, num_rounds=10)
+            assert found[UNIFORM].step_size == pytest.approx(1.0)
+
+    def test_the_jackknife_of_a_mean_is_its_standard_error(self):
+        values = np.random.default_rng(0).normal(size=(7, 2))
+        left_out = np.array([np.delete(values, i, axis=0).mean(axis=0) for i in range(7)])
+        assert standard_errors(left_out) == pytest.approx(values.std(axis=0, ddof=1) / np.sqrt(7))
+
+    def test_each_training_is_done_once_and_by_its_seed(self):
+        first, again = (train_pilots(Toy(), CHOICES, K, step_size=0.1, num_rounds=20) for _ in range(2))
+        assert first == again
+        rounds = []
+        trainings = Trainings(Toy(), K, 20, seed=0, tick=lambda: rounds.append(1))
+        for _ in range(2):
+            trainings.pilots({UNIFORM: 0.1, MEMORY: 0.2}, range(3))
+        assert len(rounds) == 2 * 3 * 20
+
+    def test_losses_below_zero(self):
+        lower = Toy()
+        lower.loss = lambda model: Toy.loss(lower, model) - 100.0
+        found = train_pilots(lower, CHOICES, K, step_size=0.1, num_rounds=40)
+        assert all(0.0 < pilot.ratio < math.inf for pilot in found.values())
+
+    def test_training_that_goes_nowhere_has_no_pilots(self):
+        still = Toy()
+        still.loss = lambda model: 1.0
+        found = diagnose(still, cohort_size=K, step_size=0.1, num_rounds=10)
+        assert not found.noise.pilots
+        assert "Training does not lower the loss" in repr(found)
+        assert "in pilots" not in found.table
+
+    def test_pilots_and_the_model_count_by_their_precision(self):
+        noise = measure_problem(Toy(), K, step_size=0.1, num_rounds=20, smallest=False)
+        model = math.log(noise.rounds(MEMORY))
+        for error in (0.0, MODEL_ERROR, 1e6):
+            pilot = Pilot(step_size=1.0, rounds=1.0, ratio=0.2, standard_error=error)
+            both = replace(noise, pilots={MEMORY: pilot})
+            expected = {0.0: math.log(0.2), MODEL_ERROR: (math.log(0.2) + model) / 2, 1e6: model}[error]
+            assert math.log(both.rounds(MEMORY)) == pytest.approx(expected)
+        low, high = replace(noise, pilots={MEMORY: Pilot(1.0, 1.0, 0.2, MODEL_ERROR)}).rounds_range(MEMORY)
+        assert math.log(high / low) == pytest.approx(2 * 1.96 * MODEL_ERROR / math.sqrt(2))
+
+    def test_they_are_in_the_table_and_can_be_left_out(self):
+        found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=20)
+        assert found.columns[4:6] == ("in pilots", "best step")
+        assert json.loads(found.json())["rows"][0]["pilot"]["ratio"] == 1.0
+        assert (
+            "in pilots"
+            not in diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=20, pilots=False).table
+        )
 
 
 class TestProblem:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sortition import EmpiricalBayesSampler, FixedSampler, NormPrivacy, UniformSampler
+from sortition import EmpiricalBayesSampler, FixedSampler, Memory, NormPrivacy, UniformSampler
 from sortition.cli.commands import app
 from sortition.lab.diagnosis.findings import ADAPTIVE
 from sortition.lab.diagnosis.recorded_run import drawn_rounds, estimates, measure_run
 from sortition.ledger import open_run, read_run
+from sortition.ledger import tally as tally_module
 from sortition.ledger.gain import PresentClients, gain_of
 from sortition.ledger.summary import summarise
 from sortition.ledger.tally import Tally
@@ -173,3 +174,54 @@ def test_show_and_report_tell_it(path: Path) -> None:
     pytest.importorskip("vl_convert")
     assert CliRunner().invoke(app, ["report", str(path)]).exit_code == 0
     assert words in path.with_name("run.db.html").read_text()
+
+
+def test_a_gain_beside_a_memory_says_so(path: Path) -> None:
+    """The norms of such a run are those of residuals."""
+    memory = Memory(num_parameters=2, num_clients=CLIENTS)
+    with open_run(path, learner) as run:
+        for _ in range(12):
+            cohort = run.draw()
+            run.attach(
+                cohort.round_index, "server", {f"memory.{k}": v for k, v in memory.state_dict().items()}
+            )
+            run.observe(cohort, norms_of(cohort))
+    found = gain(path)
+    assert found.residuals
+    assert "beside the same memory" in found.in_words()
+    assert found.short().endswith("] (memory)")
+
+
+def test_sums_are_those_of_a_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client by client, in batches of any length."""
+    with open_run(path, lambda: learner(design="with_replacement")) as run:
+        play(run, 40)
+    expected = None
+    for batch in (1, 3000, 2**26):
+        monkeypatch.setattr(tally_module, "BATCH", batch)
+        with read_run(path) as record:
+            found = summarise(record)
+            rounds = [*record.rounds()]
+        draws: dict[int, int] = {}
+        norms: dict[int, list[float]] = {}
+        failures: dict[int, int] = {}
+        for place, each in enumerate(rounds):
+            assert each.norms is not None
+            for client, count, norm in zip(each.cohort.clients, each.cohort.counts, each.norms, strict=True):
+                draws[client] = draws.get(client, 0) + count
+                failures[client] = failures.get(client, 0) + np.isnan(norm)
+                if not np.isnan(norm):
+                    norms.setdefault(client, []).insert(0, norm)
+            counts = np.array([*draws.values()])
+            assert found.seen_by_round[place] == len(draws)
+            assert found.effective_by_round[place] == pytest.approx(counts.sum() ** 2 / np.sum(counts**2))
+            assert found.norms_by_round[place] == pytest.approx(np.nanmedian(each.norms))
+        for client in range(CLIENTS):
+            own = found.clients.of(client)
+            assert (own.draws, own.failures) == (draws.get(client, 0), failures.get(client, 0))
+            assert own.norms == tuple(norms.get(client, [])[:3])
+            if client in draws:
+                last = next(r.cohort for r in reversed(rounds) if client in r.cohort.clients)
+                assert own.probability == last.probabilities[last.clients == client][0]
+        assert expected in (None, list(found.clients))
+        expected = list(found.clients)

@@ -41,6 +41,12 @@ def diagnose_command(
     rounds: Annotated[
         int, typer.Option(parser=whole_number(1), metavar="N", help="problem: rounds to train.")
     ] = ROUNDS,
+    pilots: Annotated[
+        bool,
+        typer.Option(
+            help="problem: also train each choice, at steps of its own; about a hundred trainings.",
+        ),
+    ] = True,
     seed: Annotated[
         int, typer.Option(parser=whole_number(0), metavar="N", help="Of the draws, and of a problem.")
     ] = 0,
@@ -63,10 +69,17 @@ def diagnose_command(
         done += 1
         progress.advance_to(done)
 
-    with RoundsProgress(rounds if what is not source else None) as progress:
+    total = rounds if what is not source and not pilots else None  # a search takes as long as it takes
+    with RoundsProgress(total) as progress:
         try:
             found = diagnose(
-                what, cohort_size=cohort, step_size=step_size, num_rounds=rounds, seed=seed, tick=tick
+                what,
+                cohort_size=cohort,
+                step_size=step_size,
+                num_rounds=rounds,
+                pilots=pilots,
+                seed=seed,
+                tick=tick,
             )
         except ConfigurationError as error:
             name, space, rest = str(error).partition(" ")

@@ -138,7 +138,7 @@ def compare_command(
     ] = False,
     with_diagnosis: Annotated[
         bool,
-        typer.Option("--diagnose", help="First tell what to expect, as sortition diagnose does."),
+        typer.Option("--diagnose", help="First tell what to expect, as sortition diagnose --no-pilots does."),
     ] = False,
     seed: Annotated[
         int, typer.Option(parser=whole_number(0), metavar="N", help="Repeat r uses seed + r.")
@@ -166,8 +166,13 @@ def compare_command(
     else:
         factory = imported("--problem", problem)
     if with_diagnosis:
-        found = diagnose(
-            factory(seed=seed), cohort_size=cohort, step_size=step_size, num_rounds=rounds, seed=seed
+        found = diagnose(  # without pilots: the comparison itself trains
+            factory(seed=seed),
+            cohort_size=cohort,
+            step_size=step_size,
+            num_rounds=rounds,
+            pilots=False,
+            seed=seed,
         )
         typer.echo(f"{found.sentence}\n\n{found.table}\n")
     names = samplers.split(",")
@@ -510,9 +515,9 @@ def bench_command(
     sampler: Annotated[
         str,
         typer.Option(
-            callback=one_of(CONTESTANTS, "sortition bench --help"),
+            callback=one_of(CONTESTANTS, "sortition bench --help", factories=True),
             metavar="NAME",
-            help=f"Out of {', '.join(CONTESTANTS)}.",
+            help=f"Out of {', '.join(CONTESTANTS)}; or package.module:factory, called with a Trial.",
         ),
     ] = DEFAULT_SAMPLER,
     design: Annotated[
@@ -524,7 +529,7 @@ def bench_command(
         typer.Option(
             callback=numbers_of_clients,
             metavar="A,B,...",
-            show_default="1e3 to 1e9; up to 1e7 for oracles and independent draws",
+            show_default="1e3 to 1e9; up to 1e7 for oracles, independent draws and your own",
             help="Numbers of clients to measure.",
         ),
     ] = None,

@@ -52,11 +52,13 @@ def unknown(name: str, known: Collection[str], listed_by: str) -> typer.BadParam
     return typer.BadParameter(f"expected one of {len(known)} names{such} got {name!r}; all: {listed_by}")
 
 
-def one_of(names: Collection[str], listed_by: str = "--help") -> Callable[[str], str]:
-    """A check that a name is one of ``names``."""
+def one_of(
+    names: Collection[str], listed_by: str = "--help", *, factories: bool = False
+) -> Callable[[str], str]:
+    """A check that a name is one of ``names`` or, with ``factories``, like module:factory."""
 
     def check(name: str) -> str:
-        if name not in names:
+        if name not in names and not (factories and ":" in name):
             raise unknown(name, names, listed_by)
         return name
 

@@ -22,7 +22,7 @@ from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweig
 from sortition.core.rates import meta_rate
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.variance import log_feedback
-from sortition.lab.contestants import CONTESTANTS, EXPLORATION, INDEPENDENT_ONLY, ORACLES, Trial
+from sortition.lab.contestants import EXPLORATION, INDEPENDENT_ONLY, ORACLES, Trial, find_contestant
 from sortition.lab.parallel import Tick, run_tasks
 
 Regime: TypeAlias = Literal["fresh", "adapted"]
@@ -93,7 +93,8 @@ class BenchTrial(Trial):
 
 def most_clients(sampler: str) -> int:
     """The largest number of clients for which the sampler can be measured."""
-    return DENSE_SAMPLERS_UP_TO if sampler in ORACLES | INDEPENDENT_ONLY else MOST_CLIENTS
+    dense = sampler in ORACLES | INDEPENDENT_ONLY or ":" in sampler  # one's own may be dense
+    return DENSE_SAMPLERS_UP_TO if dense else MOST_CLIENTS
 
 
 def measure_each(
@@ -134,12 +135,11 @@ def measure(
     sampler: str = DEFAULT_SAMPLER,
     design: Design = "with_replacement",
 ) -> Measurement:
-    """Time ``rounds`` rounds of a sampler, named as in ``sortition compare``.
+    """Time ``rounds`` rounds of a sampler, named as in ``sortition compare``, or ``module:factory``.
 
     The kernels are compiled before; in the adapted regime the sampler has also learnt before.
     """
-    if sampler not in CONTESTANTS:
-        raise ConfigurationError(f"sampler must be one of {', '.join(CONTESTANTS)}, got {sampler!r}")
+    find_contestant(sampler)
     if num_clients > most_clients(sampler):
         raise ConfigurationError(
             f"num_clients must be at most {most_clients(sampler):.0e} for {sampler}, got {num_clients:.0e}"
@@ -261,7 +261,7 @@ def _make(sampler: str, design: Design, num_clients: int, cohort_size: int) -> A
         seed=0,
         num_clients=num_clients,
     )
-    return CONTESTANTS[sampler](trial)
+    return find_contestant(sampler)(trial)
 
 
 def _compile(sampler: str, design: Design, cohort_size: int) -> None:

@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,8 @@ BITMAP_SHARE = 1 / 64
 """If more than this share of the ids up to the largest is available, one bit for each id is shorter."""
 ALIGNMENT = 8
 """The arrays begin at a multiple of this, so that a row's can be used where they are."""
+LONGEST_OUTLINE = 2**24
+"""Bytes of a header that are read at most to look at a file."""
 LONGEST_REMEMBERED = 1000
 """A header of at most this many bytes is read only once."""
 _PARTS = ("clients", "counts", "probabilities", "weights")
@@ -97,6 +99,16 @@ def unpack(data: bytes | memoryview, *, copy: bool = True) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, struct.error, OverflowError, RecursionError) as error:
         raise LedgerError(f"a record cannot be read: {error}") from None
     return values
+
+
+def outline(file: BinaryIO) -> dict[str, Any]:
+    """The plain values of what was packed, and None for each array: only the start of the file is read."""
+    try:
+        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        entries, _ = _layout(file.read(min(length, LONGEST_OUTLINE)))
+    except (ValueError, TypeError, struct.error, OverflowError, RecursionError) as error:
+        raise LedgerError(f"a record cannot be read: {error}") from None
+    return {name: value if dtype is None else None for name, dtype, value, _ in entries}
 
 
 Entry: TypeAlias = tuple[str, "np.dtype[Any] | None", Any, int]

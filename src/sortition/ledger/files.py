@@ -23,7 +23,7 @@ from typing import Any
 from sortition.core.errors import ConfigurationError, LedgerError
 from sortition.core.state import constant, is_constant
 from sortition.core.validation import whole_number
-from sortition.ledger.encoding import Plain, pieces, unpack
+from sortition.ledger.encoding import Plain, outline, pieces, unpack
 
 SNAPSHOT = "snapshot"
 ATTACHMENT = "attachment_"
@@ -119,6 +119,12 @@ class RunFiles:
         if data[len(MAGIC) : start] != self._run_id:
             raise LedgerError(f"{file} belongs to another run")
         return unpack(body[start:])
+
+    def outline(self, name: str, number: int) -> dict[str, Any]:
+        """The plain values of a file, and None for each array. Its checksum is not looked at."""
+        with open(self._file(name, number), "rb", opener=plain_file) as opened:
+            opened.seek(len(MAGIC) + RUN_BYTES)
+            return outline(opened)
 
     def attach(self, round_index: int, name: str, arrays: Plain, *, needed: int | None) -> None:
         """Write an attachment durably; of that name the last two stay, and the one of round ``needed``.

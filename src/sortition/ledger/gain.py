@@ -41,6 +41,8 @@ class Gain:
     rounds: int = 0
     """Rounds that it was estimated from."""
     unknown: str = ""
+    residuals: bool = False
+    """Whether the run had a memory: then it is the variance of what had changed."""
 
     def short(self) -> str:
         """A cell of a table.
@@ -51,13 +53,15 @@ class Gain:
         if self.ratio is None:
             return "-"
         ends = "" if self.interval is None else f" [{self.interval[0]:.3g}, {self.interval[1]:.3g}]"
-        return f"x{self.ratio:.3g}{ends}"
+        return f"x{self.ratio:.3g}{ends}{' (memory)' if self.residuals else ''}"
 
     def in_words(self) -> str:
         """One line."""
         if self.ratio is None:
             return self.unknown
         found = f"sampling variance x{self.ratio:.3g} that of uniform sampling"
+        if self.residuals:
+            found += " beside the same memory (what the memory itself saves is not in it)"
         if self.interval is None:
             return f"{found}, from {self.rounds} rounds: too few for an interval"
         low, high = self.interval
@@ -159,7 +163,7 @@ def gain_of(own: FloatArray, uniform: FloatArray, cohort_size: int) -> Gain:
     """The gain from the estimates of each round, in the order of the draws; nan and infinities are left out.
 
     >>> gain_of(np.full(20, 1.0), np.full(20, 2.0), 5)
-    Gain(ratio=0.5, interval=(0.5, 0.5), rounds=20, unknown='')
+    Gain(ratio=0.5, interval=(0.5, 0.5), rounds=20, unknown='', residuals=False)
     """
     known = np.isfinite(own) & np.isfinite(uniform)
     own, uniform = own[known], uniform[known]

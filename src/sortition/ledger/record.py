@@ -27,6 +27,9 @@ from sortition.ledger.store import Event, OnRow, Store, counted
 if TYPE_CHECKING:
     from sortition.ledger.replay import MakeSampler
 
+CLIENT_MEMORY = "client_memory."
+"""What entries of a Flower run's attachment start with if the clients hold the memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -220,6 +223,24 @@ class RunRecord:
                 if kept is not None:
                     found[name] = kept
         return found
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the state of a ``Memory`` is attached, or of Flower clients that hold theirs.
+
+        Then the norms are of residuals: what had changed since a client was drawn last.
+        """
+        files = self._files()
+        for name in files.attachment_names():
+            with suppress(LedgerError, OSError):
+                for entry, value in files.outline(
+                    ATTACHMENT + name, files.numbers(ATTACHMENT + name)[-1]
+                ).items():
+                    if (entry.rpartition(".")[2] == "kind" and value == "Memory") or entry.startswith(
+                        CLIENT_MEMORY
+                    ):
+                        return True
+        return False
 
     def notes(self, name: str) -> dict[int, dict[str, Any]]:
         """What was noted under that name, by round; the last note of each round."""

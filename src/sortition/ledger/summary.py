@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -202,7 +202,7 @@ def _gain(record: RunRecord, tally: Tally, present: PresentClients) -> Gain:
         return Gain(unknown="not shown")
     if present.unknown or record.cohort_size is None:
         return Gain(unknown=present.unknown or "not known: the record does not say the cohort size")
-    return gain_of(*tally.variances(), record.cohort_size)
+    return replace(gain_of(*tally.variances(), record.cohort_size), residuals=record.has_memory)
 
 
 def suspicion_of(record: RunRecord) -> Suspicion:

@@ -6,9 +6,13 @@ In *replay* a sampler hears the norms of a recorded or generated trace, those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +30,14 @@ TARGET_SHARE = 0.8
 SMOOTHING_SHARE = 0.1
 EARLY_SHARE = 0.1
 SEGMENTS = 20
+NOT_THEIRS = (
+    str(Path(__file__).parents[2]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
+    "<string",
+    "<__array",
+)
+"""Where code is that a user did not write."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +310,8 @@ def _replay_all(
     outcome = {}
     for name, contestant in contestants.items():
         sampler = _make(name, contestant, environment.name, trace.trial(seed))
-        outcome[name] = Variance.of_run(replay(sampler, trace, tick))
+        with blaming(name, environment.name):
+            outcome[name] = Variance.of_run(replay(sampler, trace, tick))
     return outcome
 
 
@@ -306,7 +319,27 @@ def train_one(
     name: str, contestant: Contestant, environment: str, training: Training, seed: int, tick: Tick
 ) -> Trajectory:
     """One run of one contestant; ``name`` and ``environment`` are for errors."""
-    return training.train(partial(_make, name, contestant, environment), seed, tick)
+    with blaming(name, environment):
+        return training.train(partial(_make, name, contestant, environment), seed, tick)
+
+
+@contextmanager
+def blaming(name: str, environment: str) -> Iterator[None]:
+    """An error that code of the user's raises becomes one line, which says where; ours stay as they are."""
+    try:
+        yield
+    except SortitionError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if not frame.filename.startswith(NOT_THEIRS)]
+        if not theirs:
+            raise
+        said, where = " ".join(str(error).split()), theirs[-1]
+        raise ConfigurationError(
+            f"{Path(where.filename).name}, line {where.lineno}, in {where.name}: {type(error).__name__}: "
+            f"{said} (sampler {name!r}, environment {environment})"
+        ) from error
 
 
 def _make(name: str, contestant: Contestant, environment: str, trial: Trial) -> Sampler:

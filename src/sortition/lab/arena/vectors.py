@@ -48,6 +48,7 @@ from sortition.lab.arena.environments import (
     many_least_squares,
     seeds_of,
 )
+from sortition.lab.arena.tournament import blaming
 from sortition.lab.contestants import Trial, find_contestant
 from sortition.lab.parallel import Progress, Tick, run_tasks
 from sortition.lab.problems.idx import load_images
@@ -318,8 +319,9 @@ def measure(
     for round_index in range(environment.num_rounds):
         updates = problem.updates(model, everybody, round_index)
         products = inner_products(weights, updates)
-        for arm in running.values():
-            arm.round(updates, products)
+        for arm, state in running.items():
+            with blaming(arm.sampler, environment.name):
+                state.round(updates, products)
         model = model - environment.step_size * (weights @ updates)
         tick()
     return {arm: state.outcome() for arm, state in running.items()}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sortition.core.errors import ConfigurationError
 from sortition.core.validation import named_keywords, positive_number, whole_number
-from sortition.lab.diagnosis.findings import Diagnosis
+from sortition.lab.diagnosis.findings import CHOICES, Diagnosis
 from sortition.lab.diagnosis.known_norms import measure_norms
 from sortition.lab.diagnosis.norm_table import NormTable, read_norms
+from sortition.lab.diagnosis.pilots import train_pilots
 from sortition.lab.diagnosis.recorded_run import measure_run
 from sortition.lab.diagnosis.trained_problem import measure_problem
 from sortition.lab.parallel import Tick
@@ -27,6 +29,7 @@ def diagnose(
     cohort_size: int | None = None,
     step_size: float | None = None,
     num_rounds: int = ROUNDS,
+    pilots: bool = True,
     seed: int = 0,
     tick: Tick = lambda: None,
 ) -> Diagnosis:
@@ -37,7 +40,8 @@ def diagnose(
     - a path that ends in ``.csv``, or a ``NormTable``: norms of all clients, in one round or in several;
     - a path of a recorded run, or a ``RunRecord``, also of a Flower run;
     - a problem, as in ``sortition.lab.training.Problem``: it is trained for ``num_rounds`` rounds with the
-      default sampler at ``step_size``.
+      default sampler at ``step_size``, to measure the noise, and with each choice, several times, at a step
+      of its own. These ``pilots`` are about a hundred trainings. Without them the verdict is a prediction.
 
     ``cohort_size`` is today's K; a recorded run knows it. ``tick`` is called as the work advances.
 
@@ -74,6 +78,18 @@ def diagnose(
         seed=seed,
         tick=tick,
     )
+    if pilots:
+        trained = train_pilots(
+            source,
+            [choice for choice in CHOICES if choice in noise.sampling],
+            noise.cohort_size,
+            step_size=step_size,
+            num_rounds=num_rounds,
+            seed=seed,
+            tick=tick,
+        )
+        notes = () if trained else ("Training does not lower the loss in so few rounds: pilots say nothing.",)
+        noise = replace(noise, pilots=trained, notes=(*noise.notes, *notes))
     return Diagnosis(f"{type(source).__name__}, {num_rounds} rounds at step {step_size:g}", noise)
 
 

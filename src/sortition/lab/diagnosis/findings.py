@@ -11,6 +11,10 @@ participation.
 :math:`G + B \le (\sum_m \sqrt{a_m})^2`. The ratio of G + N to that of uniform sampling, at both ends, is the
 range of the rounds. At one small step for all choices noise decides nothing, and nothing is saved.
 
+*Pilots.* A problem can be trained, so each choice is, several times, at a step of its own (``pilots.py``).
+The logarithm of its rounds has a standard error; that of the model is off by about ``MODEL_ERROR``. The mean
+of both has weights in inverse proportion to the squares of these, and the range is its 95% interval.
+
 *The verdict* is the simplest choice whose rounds, in the geometric middle of its range, are at most ``NEAR``
 times those of the best choice. From a recorded run it is only given if it hardly depends on which rounds were
 seen.
@@ -49,6 +53,10 @@ IN_WORDS = {
 }
 NEAR = 1.05
 """A choice is as good as the best if it is expected to take at most this many times its rounds."""
+MODEL_ERROR = 0.4
+"""Standard deviation of the logarithm of the model's rounds, in the middle of the range."""
+NORMAL_QUANTILE = 1.96
+"""Of an interval of 95%."""
 CANT_TELL, CANT_TELL_YET = "can't tell", "can't tell yet"
 """The verdict of a recorded run with a memory, and of one that has too few rounds."""
 LEAST_ROUNDS = 10
@@ -136,6 +144,19 @@ def _losses(feedback: FloatArray, probabilities: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
+class Pilot:
+    """What pilot trainings of a choice took, at its best step."""
+
+    step_size: float
+    rounds: float
+    """To the loss that uniform sampling has after 80% of the rounds."""
+    ratio: float
+    """The same over uniform sampling's."""
+    standard_error: float
+    """Of the logarithm of the ratio."""
+
+
+@dataclass(frozen=True)
 class StepNoise:
     """The noise of a step, by choice and round."""
 
@@ -164,6 +185,8 @@ class StepNoise:
     heterogeneity: Heterogeneity | None = None
     smallest_cohorts: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
     """By baseline (uniform, proportional) and choice: the least K with the baseline's variance at K."""
+    pilots: Mapping[str, Pilot] = field(default_factory=dict)
+    """By choice, for a problem that was trained with each."""
     notes: tuple[str, ...] = ()
 
     def ratio(self, choice: str, kind: str = "sampling") -> float:
@@ -195,7 +218,20 @@ class StepNoise:
 
     def rounds(self, choice: str) -> float:
         """Rounds over those of uniform sampling, in the (geometric) middle of the range."""
-        return math.sqrt(max(self.ratio(choice, "most"), 0.0) * max(self.ratio(choice, "least"), 0.0))
+        low, high = self.rounds_range(choice)
+        return math.sqrt(max(low, 0.0) * max(high, 0.0))
+
+    def rounds_range(self, choice: str) -> tuple[float, float]:
+        """Rounds over those of uniform sampling, from and to: of the model, or of it and the pilots."""
+        predicted = self.ratio(choice, "most"), self.ratio(choice, "least")
+        pilot = self.pilots.get(choice)
+        if pilot is None or choice == UNIFORM:
+            return predicted
+        middle = math.log(math.sqrt(max(predicted[0] * predicted[1], np.finfo(float).tiny)))
+        share = MODEL_ERROR**2 / (MODEL_ERROR**2 + pilot.standard_error**2)  # the pilots' weight
+        mean = share * math.log(pilot.ratio) + (1.0 - share) * middle
+        half = NORMAL_QUANTILE * math.sqrt(share) * pilot.standard_error
+        return math.exp(mean - half), math.exp(mean + half)
 
     def standard_error(self, choice: str) -> float | None:
         """Of ``ratio(choice)``, by a bootstrap over the rounds; None if nothing was estimated."""
@@ -264,11 +300,12 @@ class DiagnosisRow:
     sampling_share: float | None
     """The share of sampling in the noise of a step; None if mini-batch noise is not known."""
     fewest_rounds: float
-    """At tuned steps, where noise decides."""
+    """At tuned steps, where noise decides; with pilots, the lower end of the 95% interval."""
     most_rounds: float
-    """At tuned steps, where the signal is as large as the norms allow."""
+    """At tuned steps, where the signal is as large as the norms allow; with pilots, the upper end."""
     smallest_cohort: int | None
     """The least K with the variance that uniform sampling has at today's K."""
+    pilot: Pilot | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -334,15 +371,17 @@ class Diagnosis:
             own = noise.sampling[choice]
             share = float(np.mean(own / np.maximum(own + noise.minibatch, np.finfo(float).tiny)))
         smallest = noise.smallest_cohorts.get(UNIFORM, {}).get(choice)
+        fewest, most = noise.rounds_range(choice)
         return DiagnosisRow(
             choice=choice,
             variance=noise.ratio(choice),
             variance_with_replacement=noise.ratio(choice, "replacing"),
             standard_error=noise.standard_error(choice),
             sampling_share=share,
-            fewest_rounds=noise.ratio(choice, "most"),
-            most_rounds=noise.ratio(choice, "least"),
+            fewest_rounds=fewest,
+            most_rounds=most,
             smallest_cohort=smallest,
+            pilot=noise.pilots.get(choice),
         )
 
     @cached_property
@@ -375,17 +414,24 @@ class Diagnosis:
     def facts(self) -> tuple[str, ...]:
         """What lies behind the answer, a sentence each."""
         noise, by_name = self.noise, {row.choice: row for row in self.rows}
-        said = [
-            "A range of rounds has two ends: "
-            + (
-                "updates much longer than their changes"
-                if noise.residuals
-                else "updates that all point one way"
-            )
-            + ", which saves the least, and updates that "
-            + ("agree as measured." if noise.signal is not None else "cancel out, which saves the most.")
-            + " At one small step for all choices, none is faster than another."
-        ]
+        if noise.pilots:
+            said = [
+                "In pilots every choice was trained several times, at the step that suits it: rounds over "
+                "those of uniform sampling, with a standard error. The rounds at tuned steps are a mean of "
+                "these and of what the noise predicts, by their precision, and its 95% interval."
+            ]
+        else:
+            said = [
+                "A range of rounds has two ends: "
+                + (
+                    "updates much longer than their changes"
+                    if noise.residuals
+                    else "updates that all point one way"
+                )
+                + ", which saves the least, and updates that "
+                + ("agree as measured." if noise.signal is not None else "cancel out, which saves the most.")
+            ]
+        said.append("At one small step for all choices, none is faster than another.")
         if math.isinf(by_name[UNIFORM].variance_with_replacement):
             said.append("Everybody is drawn, so there is no sampling variance but in draws with replacement.")
         share = by_name[UNIFORM].sampling_share
@@ -425,7 +471,8 @@ class Diagnosis:
     def columns(self) -> tuple[str, ...]:
         """Titles of the table."""
         share = () if self.noise.minibatch is None else ("sampling's share",)
-        return ("choice", "variance", "with replacement", *share, "rounds at tuned steps", "least K")
+        pilots = ("in pilots", "best step") if self.noise.pilots else ()
+        return ("choice", "variance", "with replacement", *share, *pilots, "rounds at tuned steps", "least K")
 
     def cells(self) -> list[tuple[str, ...]]:
         """The table's texts."""
@@ -437,12 +484,21 @@ class Diagnosis:
             share = () if row.sampling_share is None else (_percent(row.sampling_share),)
             mark = " <" if row.choice == self.choice else ""
             least = "-" if row.smallest_cohort is None else str(row.smallest_cohort)
+            pilots: tuple[str, ...] = ()
+            if self.noise.pilots:
+                pilots = ("-", "-")
+            if row.pilot is not None:
+                spread = (
+                    "" if row.choice == UNIFORM else f" ±{row.pilot.ratio * row.pilot.standard_error:.2f}"
+                )
+                pilots = f"x{row.pilot.ratio:.2f}{spread}", f"{row.pilot.step_size:.3g}"
             found.append(
                 (
                     row.choice + mark,
                     f"x{row.variance:.2f}{error}",
                     _times(row.variance_with_replacement),
                     *share,
+                    *pilots,
                     span,
                     least,
                 )

@@ -37,8 +37,6 @@ MOST_REPLAYED = 500
 DEFAULT_SAMPLER = "EmpiricalBayesSampler"
 FLOWER = "flower"
 """The attachment of a Flower run."""
-CLIENT_MEMORY = "client_memory."
-"""What entries of it start with if the clients hold the memory."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,7 @@ def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) 
     if cohort_size is None:
         raise LedgerError(f"{record.path} does not say its cohort size, so it can't be diagnosed")
     rounds, notes = [], []
-    attached = record.last_attachments()
-    sizes, residuals = _flower_sizes(attached.get(FLOWER, {})), any(map(_has_memory, attached.values()))
+    sizes, residuals = _flower_sizes(record.last_attachments().get(FLOWER, {})), record.has_memory
     for drawn in drawn_rounds(record, cohort_size, sizes):
         rounds.append(drawn)
         tick()
@@ -280,14 +277,6 @@ def _flower_sizes(state: Mapping[str, Any]) -> FloatArray | None:
     """The clients' amounts of data in the state of a Flower run, nan where unknown; None if it has none."""
     sizes = state.get("sizes")
     return None if sizes is None or not np.size(sizes) else np.asarray(sizes, dtype=float)
-
-
-def _has_memory(attached: Mapping[str, Any]) -> bool:
-    """Whether an attachment holds the state of a ``Memory``, or of Flower clients that hold theirs."""
-    return any(
-        (entry.rpartition(".")[2] == "kind" and str(value) == "Memory") or entry.startswith(CLIENT_MEMORY)
-        for entry, value in attached.items()
-    )
 
 
 def _best(
