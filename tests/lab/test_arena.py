@@ -317,10 +317,11 @@ def test_a_sampler_that_raises_is_one_line_with_the_place(tmp_path, monkeypatch,
     arguments = ["--samplers", "raising_sampler:f", "--environments", environment, "--jobs", "1"]
     result = invoke(*QUICK, *arguments, "--mode", mode)
     assert result.exit_code == 2
-    assert result.stderr == (
+    assert result.stderr.startswith(
         "sortition: raising_sampler.py, line 4, in observe: KeyError: 'one' "
-        f"(sampler 'raising_sampler:f', environment {environment})\n"
+        f"(sampler 'raising_sampler:f', environment {environment})"
     )
+    assert result.stderr.count("\n") == 1
 
 
 def test_an_error_that_no_code_of_a_user_raises_is_left_as_it_is():

@@ -421,6 +421,15 @@ class TestPilots:
             trainings.pilots({UNIFORM: 0.1, MEMORY: 0.2}, range(3))
         assert len(rounds) == 2 * 3 * 20
 
+    def test_a_step_that_is_too_large(self):
+        """Refused if training is far from where it was; otherwise the search goes down to a better one."""
+        with pytest.raises(
+            ConfigurationError, match="step_size 30 is too large: training goes from a loss of"
+        ):
+            diagnose(Toy(), cohort_size=K, step_size=30.0, num_rounds=20)
+        found = train_pilots(Quadratic(), [UNIFORM], M, step_size=1024.0, num_rounds=10)
+        assert found[UNIFORM].step_size == pytest.approx(1.0)
+
     def test_losses_below_zero(self):
         lower = Toy()
         lower.loss = lambda model: Toy.loss(lower, model) - 100.0

@@ -110,6 +110,8 @@ class RunComparison:
             "trainings: requests to a client, of which a share replied; clients: how many were drawn at all.",
             "variance: of sampling, over that of uniform sampling, with a 95% interval; from the norms.",
         ]
+        if any(summary.gain.residuals for summary in self.runs.values()):
+            lines.append("(memory): of what had changed; what the memory itself saves is not in it.")
         if self.target is not None:
             lines.append(
                 f"The target, {self.target}, is reached by the first logged value at or "

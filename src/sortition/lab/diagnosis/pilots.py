@@ -33,6 +33,8 @@ POINTS = 40
 """Rounds in which the loss is computed, at most about."""
 DIVERGED = 1e6
 """A loss of so many times the first is a divergence."""
+MOST_HALVINGS = 30
+"""Of a first step at which uniform sampling diverges."""
 FINER = math.sqrt(2.0)
 SAMPLERS = {UNIFORM: "uniform", PROPORTIONAL: "proportional"}
 """All others are the default sampler."""
@@ -86,6 +88,10 @@ class Trainings:
         def loss(step: float) -> tuple[float, float]:
             return self._curve(UNIFORM, step, draws).at(TARGET_SHARE * self._points), 0.0
 
+        for _ in range(MOST_HALVINGS):
+            if math.isfinite(loss(start)[0]):
+                break
+            start /= 2.0
         steps = {UNIFORM: _finer(loss, _climb(loss, start))}
 
         def rounds(choice: str, step: float) -> tuple[float, float]:

@@ -48,6 +48,8 @@ BLOCK = 5
 DRAWS = 6
 LARGEST = 1e100
 """Entries of a model that are larger are a divergence: their squares must be finite."""
+DIVERGED = 1e3
+"""A loss of so many times the first is one, too."""
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.7, 0.85)
 """Of today's K: cohort sizes that are tried."""
 
@@ -164,6 +166,12 @@ def measure_problem(
                 "smaller one"
             )
         tick()
+    last, first = problem.loss(model), problem.loss(problem.initial_model())
+    if not last - first <= DIVERGED * max(abs(first), 1.0):
+        raise ConfigurationError(
+            f"step_size {step_size:g} is too large: training goes from a loss of {first:.3g} to {last:.3g}; "
+            "give a smaller one"
+        )
     squares = np.array(all_feedback)
     signals = np.array(signal)
     sampling = {choice: np.array(arm.variances) for choice, arm in arms.items()}
