@@ -197,8 +197,9 @@ def test_sums_are_those_of_a_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -
     with open_run(path, lambda: learner(design="with_replacement")) as run:
         play(run, 40)
     expected = None
-    for batch in (1, 3000, 2**26):
+    for batch, marked in ((1, 2**26), (3000, 0), (2**26, 2**26)):
         monkeypatch.setattr(tally_module, "BATCH", batch)
+        monkeypatch.setattr(tally_module, "LARGEST_MARKED", marked)
         with read_run(path) as record:
             found = summarise(record)
             rounds = [*record.rounds()]
@@ -225,3 +226,11 @@ def test_sums_are_those_of_a_loop(path: Path, monkeypatch: pytest.MonkeyPatch) -
                 assert own.probability == last.probabilities[last.clients == client][0]
         assert expected in (None, list(found.clients))
         expected = list(found.clients)
+
+
+def test_groups_of_large_slots() -> None:
+    slots = np.random.default_rng(0).integers(0, 9, 200) * 70_001
+    order, heads, group = tally_module._grouped(slots)
+    assert order.tolist() == np.argsort(slots, kind="stable").tolist()
+    assert slots[order][heads].tolist() == np.unique(slots).tolist()
+    assert np.array_equal(np.unique(slots)[group], slots[order])

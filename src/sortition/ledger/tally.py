@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -17,6 +17,8 @@ LAST_NORMS = 3
 """How many norms are kept of each client."""
 BATCH = 2**26
 """Bytes of rows that are added up at once: row by row in Python would take long."""
+LARGEST_MARKED = 2**22
+"""Ids up to this are marked in an array; larger ones are searched for."""
 MOST_COUNTED = 2**31
 """No client is drawn more often in one round."""
 
@@ -77,16 +79,33 @@ class ClientTable(Sequence[ClientSummary]):
 
     def slots_of(self, clients: IntArray) -> IntArray:
         """The places of ``clients`` in the arrays; those that have none get one."""
-        new = np.setdiff1d(clients, self._ids)
-        if len(new):
-            if new[0] < 0:
-                raise LedgerError(f"clients must have ids from 0 up, got {new[0]}")
-            at = np.searchsorted(self._ids, new)
-            self._ids = np.insert(self._ids, at, new)
-            self.draws, self.failures = np.insert(self.draws, at, 0), np.insert(self.failures, at, 0)
-            self.probabilities = np.insert(self.probabilities, at, 0.0)
-            self.norms = np.insert(self.norms, at, np.nan, axis=0)
+        if not len(clients):
+            return clients
+        if clients.min() < 0:
+            raise LedgerError(f"clients must have ids from 0 up, got {clients.min()}")
+        if clients.max() < LARGEST_MARKED:  # a mark for each id: no search among millions of draws
+            marks = np.zeros(max(int(clients.max()), self._ids.max(initial=-1)) + 1, dtype=bool)
+            marks[clients] = True
+            marks[self._ids] = True
+            self._make_room(np.flatnonzero(marks))
+            return np.asarray((np.cumsum(marks) - 1)[clients])
+        self._make_room(np.union1d(self._ids, clients))
         return np.searchsorted(self._ids, clients)
+
+    def _make_room(self, ids: IntArray) -> None:
+        """Let the arrays be those of ``ids``, ascending, among which are all there were."""
+        if len(ids) == len(self):
+            return
+        old = np.searchsorted(ids, self._ids)
+
+        def wider(column: Any, empty: float) -> Any:
+            wide = np.full((len(ids), *column.shape[1:]), empty, dtype=column.dtype)
+            wide[old] = column
+            return wide
+
+        self._ids = ids
+        self.draws, self.failures = wider(self.draws, 0), wider(self.failures, 0)
+        self.probabilities, self.norms = wider(self.probabilities, 0.0), wider(self.norms, np.nan)
 
     def add_draws(
         self, slots: IntArray, counts: IntArray, probabilities: FloatArray
@@ -133,7 +152,12 @@ class ClientTable(Sequence[ClientSummary]):
 
 def _grouped(slots: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """An order in which equal ``slots`` are neighbours; where each group begins; of each entry its group."""
-    order = np.argsort(slots, kind="stable")
+    order = np.argsort(
+        (slots & 0xFFFF).astype(np.uint16), kind="stable"
+    )  # numpy's radix sort: 16 bits at once
+    for shift in range(16, int(slots.max(initial=0)).bit_length(), 16):
+        digits = ((slots >> shift) & 0xFFFF).astype(np.uint16)
+        order = order[np.argsort(digits[order], kind="stable")]
     begins = np.diff(slots[order], prepend=-1) != 0
     return order, np.flatnonzero(begins), np.cumsum(begins) - 1
 
