@@ -83,6 +83,40 @@ class TestAuthors:
             )
         assert repeated > 5
 
+    def test_where_doubles_give_out_experts_become_uniform_and_equal(self):
+        """A step whose exp overflows, and losses that leave no expert any weight."""
+        common = {"num_clients": 6, "cohort_size": 2, "num_rounds": 50, "exploration": 0.4, "guard": None}
+        sampler = AuthorsAdaptiveOSMDSampler(**common, feedback_bound=1.0)
+        cohort = Cohort(0, 2, [1, 2], [1, 1], [1 / 6, 1 / 6], [3.0, 3.0])
+        sampler.learn(cohort, np.array([20.0, 20.0]))
+        assert sampler.probabilities() == pytest.approx(np.full(6, 1 / 6))
+        assert len(set(sampler.expert_weights)) == 1
+
+    def test_a_weight_that_underflows_stays_at_zero(self):
+        """Losses of 0 leave the weights alone: an expert with weight 0 does not come back."""
+        sampler = AuthorsAdaptiveOSMDSampler(
+            num_clients=6, cohort_size=2, num_rounds=50, feedback_bound=1.0, guard=None
+        )
+        sampler._thetas = np.array([0.0, *np.full(len(sampler._thetas) - 1, 1 / (len(sampler._thetas) - 1))])
+        cohort = Cohort(0, 2, [1, 2], [1, 1], [1 / 6, 1 / 6], [3.0, 3.0])
+        for feedback in (-3.0, -8.0, -1.0):
+            sampler.learn(cohort, np.full(2, feedback))
+            assert sampler.expert_weights[0] == 0.0
+            assert sampler.expert_weights.sum() == pytest.approx(1.0)
+
+    def test_continues_where_it_stopped(self):
+        common = {"num_clients": 6, "cohort_size": 2, "num_rounds": 50, "feedback_bound": 1.0, "guard": None}
+        whole, resumed = AuthorsAdaptiveOSMDSampler(**common), AuthorsAdaptiveOSMDSampler(**common, seed=9)
+        for _ in range(4):
+            cohort = whole.draw()
+            whole.observe(cohort, 1.0 + cohort.clients)
+        resumed.load_state_dict(whole.state_dict())
+        cohort = resumed.draw()
+        assert np.array_equal(whole.draw().clients, cohort.clients)
+        for sampler in (whole, resumed):
+            sampler.observe(cohort, 1.0 + cohort.clients)
+        assert np.array_equal(whole.probabilities(), resumed.probabilities())
+
     def test_draws_without_replacement_are_learnt_from_as_if_they_were_with(self):
         common = {"num_clients": 6, "cohort_size": 4, "num_rounds": 50, "feedback_bound": 2.0, "guard": None}
         without = AuthorsAdaptiveOSMDSampler(**common, design="without_replacement")
@@ -189,7 +223,60 @@ class TestReplay:
                     batches()
                     stream.random_sample(5)  # what five draws take, whatever the distribution
 
-    def test_ticks_are_as_many_as_planned(self):
+    @pytest.mark.parametrize(("kind", "lines"), [("all", 5), ("alphas", 6), ("without-replacement", 1)])
+    def test_ticks_are_as_many_as_planned(self, kind, lines):
         ticks = []
-        simulate(self.SETTINGS, tick=lambda: ticks.append(1))
-        assert len(ticks) == self.SETTINGS.rounds_in_all() == 2 * 5 * 4
+        settings = replace(self.SETTINGS, sampler=kind)
+        curves = simulate(settings, tick=lambda: ticks.append(1))
+        assert curves["loss"].shape == (2, lines, 4)
+        assert len(ticks) == settings.rounds_in_all() == 2 * lines * 4
+
+    def test_alphas_take_turns_after_a_pass_that_is_not_used(self):
+        """With alpha = 1 nothing can be learnt: its steps, written out after what the others take."""
+        features, targets = authors_heterogeneous(3.0)
+        stream = np.random.RandomState(111)
+        curves = replay_published(replace(self.SETTINGS, sampler="alphas"))
+
+        def batches():
+            return np.array([stream.choice(100, size=10, replace=False) for _ in range(100)])
+
+        batches()
+        for place in range(6):
+            for repeat in range(2):
+                model = np.zeros(10)
+                batches()  # for the bound
+                for t in range(4):
+                    rows = batches()
+                    draws = stream.choice(100, size=5, p=np.full(100, 0.01))
+                    if place < 5:
+                        continue
+                    step = np.zeros(10)
+                    for client in draws:
+                        x, y = features[client, rows[client]], targets[client, rows[client]]
+                        step += x.T @ (x @ model - y) / 10
+                    model = model - 0.1 * step / 5
+                    loss = np.mean((features @ model - targets) ** 2) / 2
+                    assert curves["loss"][repeat, 5, t] == pytest.approx(loss)
+
+    def test_without_replacement_one_client_after_another(self):
+        """The first round written out: five draws, each from those left, and the weights of Appendix A.2."""
+        features, targets = authors_heterogeneous(3.0)
+        stream = np.random.RandomState(111)
+        curves = replay_published(replace(self.SETTINGS, sampler="without-replacement"))
+        for _ in range(2):  # for the bound, and for the round
+            rows = np.array([stream.choice(100, size=10, replace=False) for _ in range(100)])
+        p = np.full(100, 0.01)
+        draws, gradients, total = [], [], np.zeros(10)
+        for _ in range(5):
+            left = p.copy()
+            left[draws] = 0.0
+            left /= left.sum()
+            client = stream.choice(100, size=1, p=left)[0]
+            x, y = features[client, rows[client]], targets[client, rows[client]]
+            gradient = -x.T @ y / 10
+            total = total + gradient / left[client] + sum(gradients)
+            draws.append(client)
+            gradients.append(gradient)
+        model = -0.1 * total / (100 * 5)
+        loss = np.mean((features @ model - targets) ** 2) / 2
+        assert curves["loss"][0, 0, 0] == pytest.approx(loss)

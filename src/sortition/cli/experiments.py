@@ -723,7 +723,7 @@ def _print_numbers(result: Result) -> None:
             within = sum(row["within"] for row in rows)
             typer.echo(f"  {variant}: {within} of {len(rows)} published numbers within their tolerance")
         same = [
-            abs(row["replayed"] - row["published"]) < 0.0051 for row in rows if row["replayed"] is not None
+            abs(row["replayed"] - row["published"]) < 0.00051 for row in rows if row["replayed"] is not None
         ]
         if same:
             typer.echo(f"  with the authors' random numbers: {sum(same)} of {len(same)} to the last digit")

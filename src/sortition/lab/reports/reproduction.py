@@ -154,11 +154,11 @@ def report_page(results: Sequence[Result], provenance: dict[str, Any]) -> str:
         page.paragraph(
             "Natural logarithm, mean of the runs. Within: no further from the published number than one "
             "published standard deviation, or 0.15 if that is more. The deviation was published for round "
-            "1000 only, and is used for the others too; for the regret it was not, and is our own. The "
+            "1000 only, and is used for the others too; for Figure 3 it was not, and is our own. The "
             "authors' variant is the one that should agree. Replayed: the published ten runs, with the "
-            "authors' random numbers in the place of ours. Measured: with ours, and more runs than the "
-            "figure has, because a mean of ten can be off by more than the tolerance. The text's variant is "
-            "beside it."
+            "authors' random numbers in the place of ours. Measured: with ours, and for Figure 1 more runs "
+            "than the figure has, because a mean of ten can be off by more than the tolerance. The text's "
+            "variant is beside it."
         )
         page.table(TABLE_COLUMNS, [_row(row) for row in table])
     for result in results:
@@ -355,7 +355,8 @@ def _blocks(results: Sequence[Result], provenance: dict[str, Any]) -> dict[str, 
     for result in results:
         name = result.figure.name
         if result.table:
-            blocks["published"] = _published(result)
+            blocks["published" if name == "fig1" else f"published-{name}"] = _published(result)
+        if result.table and name == "fig1":
             blocks["published-in-the-end"] = _published_in_the_end(result)
         if result.bounds and name == "fig1":
             blocks["bounds"] = _markdown_table(
@@ -370,20 +371,25 @@ def _published(result: Result) -> str:
     """A row a published number, the variants side by side."""
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for row in result.table:
-        key = (row["panel"], row["sampler"], row["quantity"], row["round"], row["published"])
+        key = (row["panel"], row["sampler"], row["quantity"], row["round"], _digits(row["published"]))
         cells = rows.setdefault(key, [None] * 5)
         measured = f"{row['measured']:.2f} ± {row['spread']:.2f}".replace("-", "−")
         if row["variant"] == "authors":
-            cells[:4] = [row["replayed"], row["of figure"], measured, row["within"]]
+            cells[:4] = [_digits(row["replayed"]), row["of figure"], measured, row["within"]]
         else:
             cells[4] = measured
     runs = max(row["runs"] for row in result.table)
     ten = min(row["runs"] for row in result.table)
-    columns = ("panel", "sampler", "quantity", "round", "published")
-    return _markdown_table(
-        (*columns, "replayed", "our first 10 runs", f"our {runs} runs", "within", f"text, {ten} runs"),
-        [(*key, *cells) for key, cells in rows.items()],
-    )
+    columns = ["panel", "sampler", "quantity", "round", "published", "replayed"]
+    columns += ["our first 10 runs", f"our {runs} runs", "within", f"text, {ten} runs"]
+    shown = [place for place in range(len(columns)) if runs > ten or place != 6]  # no column twice
+    table = [(*key, *cells) for key, cells in rows.items()]
+    return _markdown_table([columns[i] for i in shown], [[row[i] for i in shown] for row in table])
+
+
+def _digits(value: float | None) -> str | None:
+    """As many digits as were published."""
+    return None if value is None else f"{value:.3f}".replace("-", "−")
 
 
 def _published_in_the_end(result: Result) -> str:

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from sortition import ConfigurationError
 from sortition.core.designs import Design
+from sortition.lab.reproduce.published import EXPLORATIONS, PUBLISHED
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the same settings come to mean another run: older results are then not used."""
 
 Variant: TypeAlias = Literal["text", "authors"]
@@ -19,12 +20,19 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 SYNTHETIC = ("heterogeneous", "one-coordinate")
 IMAGES = ("mnist", "kmnist", "fashion-mnist")
 REPLAYED = "replayed"
-"""The authors' data and their random numbers, for all their samplers in turn."""
-SAMPLERS_REPLAYED = 5
+"""The authors' data and their random numbers, for several lines in turn."""
+REPLAYED_LINES: dict[str, tuple[str, ...]] = {
+    "all": ("Uniform", "Optimal (oracle)", "Adaptive-OSMD", "MABS", "VRB"),
+    "alphas": tuple(f"α = {exploration:g}" for exploration in EXPLORATIONS),
+    "without-replacement": ("without replacement",),
+}
+"""The lines that one stream of random numbers serves, in turn; the names are samplers of ``RunSettings``."""
+REPLAYS = {"fig1": "all", "fig2": "all", "fig3": "alphas", "fig7": "without-replacement"}
 
 FIGURES = tuple(f"fig{number}" for number in range(1, 9))
 SPREADS = (1.0, 3.0, 10.0)
-EXPLORATIONS = (0.01, 0.1, 0.4, 0.7, 0.9, 1.0)
+COHORT_SIZE, STEP_SIZE = 5, 0.1
+"""K and the step size of synthetic federations."""
 STEP_SIZES = (0.01, 0.05, 0.1, 0.5, 1.0)
 SCAFFOLD_STEP_SIZES = (0.001, 0.003, 0.01, 0.03, 0.1)
 IMAGE_STEP_SIZES = {"mnist": 0.075, "kmnist": 0.075, "fashion-mnist": 0.03}
@@ -32,7 +40,6 @@ TUNING_REPEATS = 3
 """Repeats for choosing a step size; the other repeats are run at the chosen one."""
 PROPORTIONAL = "Proportional (not in the paper)"
 
-PUBLISHED_ROUNDS = (100, 500, 1000)
 TOLERANCE = 0.15
 """In log-loss; or one published standard deviation, if that is more."""
 
@@ -87,35 +94,13 @@ class RunSettings:
 
     def rounds_in_all(self) -> int:
         """How many rounds, and ticks, the run takes."""
-        return self.num_rounds * (SAMPLERS_REPLAYED * self.repeats if self.problem == REPLAYED else 1)
+        if self.problem != REPLAYED:
+            return self.num_rounds
+        return self.num_rounds * self.repeats * len(REPLAYED_LINES[self.sampler])
 
     def regret_is_measured(self) -> bool:
         """Whether all norms are computed in every round: on synthetic federations."""
         return self.problem in SYNTHETIC
-
-
-@dataclass(frozen=True)
-class Published:
-    """Log of the training loss after 100, 500 and 1000 rounds, mean of 10 runs, and more."""
-
-    panel: str
-    label: str
-    log_losses: tuple[float, float, float]
-    spread: float
-    """Standard deviation between runs, after 1000 rounds: the only one published, used for all three."""
-    log_regret: float | None = None
-    """Log of the cumulative regret after 1000 rounds; its spread was not published."""
-
-
-PUBLISHED = (
-    Published("σ = 3", "Uniform", (1.43, 0.21, -0.69), 0.70, 12.82),
-    Published("σ = 3", "Optimal (oracle)", (1.10, -0.26, -1.18), 0.02),
-    Published("σ = 3", "Adaptive-OSMD", (1.01, -0.27, -1.19), 0.06, 11.29),
-    Published("σ = 10", "Uniform", (3.24, 3.18, 2.04), 1.77, 16.69),
-    Published("σ = 10", "Optimal (oracle)", (0.99, -0.26, -1.02), 0.02),
-    Published("σ = 10", "Adaptive-OSMD", (1.05, -0.25, -1.00), 0.05, 11.42),
-)
-"""Figure 1, authors' code: M = 100, K = 5, batches of 10, step 0.1, alpha = 0.4, T = 1000."""
 
 
 @dataclass(frozen=True)
@@ -196,16 +181,21 @@ def figure(
     lines = tuple(line for variant in variants for line in _lines(name, variant, scale, digests or {}))
     published: tuple[FigureLine, ...] = ()
     replayed: tuple[RunSettings, ...] = ()
+    if name in REPLAYS and "authors" in variants:
+        replayed = tuple(
+            RunSettings(
+                *("authors", REPLAYED, REPLAYS[name], scale.rounds, COHORT_SIZE, STEP_SIZE),
+                seed=0,
+                spread=spread,
+                repeats=scale.replayed_repeats,
+            )
+            for spread in SPREADS
+        )
     if name == "fig1" and "authors" in variants:
-        known = {(each.panel, each.label) for each in PUBLISHED}
         more = replace(scale, repeats=max(scale.published_repeats, scale.repeats))
+        known = {(each.panel, each.label) for each in PUBLISHED if each.figure == name}
         published = tuple(
             line for line in _lines(name, "authors", more, {}) if (line.panel, line.label) in known
-        )
-        replayed = tuple(
-            replace(line.candidates[0][0], problem=REPLAYED, sampler="all", repeats=scale.replayed_repeats)
-            for line in published
-            if line.label == "Uniform"
         )
     return Figure(name, title, section, claim, panels, quantities, lines, published, replayed)
 
@@ -216,7 +206,9 @@ def _lines(name: str, variant: Variant, scale: Scale, digests: Mapping[str, str]
         return
     for spread in SPREADS if name != "fig5" else ():
         base = RunSettings(
-            variant, "heterogeneous", "adaptive-osmd", scale.rounds, 5, 0.1, seed=0, spread=spread
+            *(variant, "heterogeneous", "adaptive-osmd", scale.rounds, COHORT_SIZE, STEP_SIZE),
+            seed=0,
+            spread=spread,
         )
         panel = f"{'ν' if name == 'fig4' else 'σ'} = {spread:g}"
         for label, settings, step_sizes in _series(name, base, scale):

@@ -1,10 +1,12 @@
 r"""One run of a figure: its rounds, and the curves that the figure shows.
 
-Figure 1's published runs can also be replayed with the authors' random numbers, drawn in the authors'
-order. With other random numbers ten runs scatter around the published means; with theirs the means agree to
-the last published digit, if everything that decides a run is understood. Samplers, data and steps are those
-of the authors' variant; only the random numbers differ. One stream of numpy's legacy generator, seeded anew
-for each :math:`\sigma`, serves all repeats of five samplers in turn. A round takes from it a mini-batch for
+The published runs of Figures 1, 2, 3 and 7 can also be replayed with the authors' random numbers, drawn in
+the authors' order. With other random numbers ten runs scatter around the published means; with theirs the
+means agree to the last published digit, if everything that decides a run is understood. Samplers, data and
+steps are those of the authors' variant; only the random numbers differ. One stream of numpy's legacy
+generator, seeded anew for each :math:`\sigma` and each of three programs, serves all runs of the program:
+the repeats of five samplers in turn; all repeats of one alpha after another, after a pass over all clients
+whose result is not used; the repeats of draws without replacement. A round takes from it a mini-batch for
 each client, then the draws of clients. A sampler that learns takes a mini-batch for each client before its
 first round, for its bound.
 """
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sortition import Cohort, OptimalSampler
-from sortition.core.designs import weigh_with_replacement
+from sortition.core.designs import weigh_with_replacement, weigh_without_replacement
 from sortition.core.theory import adaptive_regret_bound, best_above_floor, total_variation
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.variance import log_feedback
@@ -27,6 +29,7 @@ from sortition.lab.algorithms import FedSGD, ScaffoldState
 from sortition.lab.problems.least_squares import AUTHORS_SEED, LeastSquares, authors_heterogeneous
 from sortition.lab.problems.softmax import SoftmaxFederation
 from sortition.lab.reproduce.figures import REPLAYED, RunSettings
+from sortition.lab.reproduce.published import EXPLORATIONS
 from sortition.lab.reproduce.variants import (
     Start,
     authors_image_loss,
@@ -41,7 +44,7 @@ DIVERGED = 1e100
 OTHER_BATCHES = ("uniform", "optimal")
 """Samplers whose regret the authors measure on mini-batches that were not stepped on, or not at all."""
 SAMPLERS = ("uniform", "optimal", "adaptive-osmd", "mabs", "vrb")
-"""Replayed samplers, in the order in which they take from the stream."""
+"""Replayed samplers of Figures 1 and 2, in the order in which they take from the stream."""
 BATCH_SIZE = 10
 """Of the replayed runs."""
 
@@ -195,10 +198,18 @@ class StreamSampler:
         return np.asarray(self._sampler.probabilities())
 
     def draw(self) -> Cohort:
-        """The next cohort, with replacement."""
+        """The next cohort, with replacement, or one after another without."""
         p = self.probabilities()
-        self.draws = self._stream.choice(self.num_clients, size=self.cohort_size, p=p)
-        drawn = weigh_with_replacement(self.draws, p[self.draws], self.cohort_size)
+        if self._sampler.design == "without_replacement":
+            left = p.copy()
+            for place in range(self.cohort_size):
+                client = self._stream.choice(self.num_clients, size=1, p=left / left.sum())[0]
+                self.draws = np.append(self.draws[:place], client)
+                left[client] = 0.0
+            drawn = weigh_without_replacement(self.draws, p[self.draws], self.cohort_size)
+        else:
+            self.draws = self._stream.choice(self.num_clients, size=self.cohort_size, p=p)
+            drawn = weigh_with_replacement(self.draws, p[self.draws], self.cohort_size)
         cohort = Cohort(self._round_index, self.cohort_size, *drawn)
         self._round_index += 1
         return cohort
@@ -234,15 +245,25 @@ class UniformSGD(FedSGD):
 
 
 def replay_published(settings: RunSettings, tick: Callable[[], None] = lambda: None) -> dict[str, FloatArray]:
-    """All repeats of all ``SAMPLERS``: ``loss`` and cumulated ``regret`` are (repeats, samplers, rounds)."""
+    """All repeats of all lines of a program: ``loss`` and cumulated ``regret``, (repeats, lines, rounds)."""
     stream = np.random.RandomState(AUTHORS_SEED)
     problem = DealtLeastSquares(*authors_heterogeneous(settings.spread), stream)
-    shape = (settings.repeats, len(SAMPLERS), settings.num_rounds)
+    run = replace(settings, problem="heterogeneous", sampler="adaptive-osmd")
+    repeats = range(settings.repeats)
+    if settings.sampler == "alphas":
+        lines = [replace(run, exploration=exploration) for exploration in EXPLORATIONS]
+        order = [(repeat, place) for place in range(len(lines)) for repeat in repeats]
+        for _ in range(problem.num_clients):
+            problem.mini_batch()  # for a bound that is not used
+    else:
+        lines = [replace(run, design="without_replacement")]
+        if settings.sampler == "all":
+            lines = [replace(run, sampler=name) for name in SAMPLERS]
+        order = [(repeat, place) for repeat in repeats for place in range(len(lines))]
+    shape = (settings.repeats, len(lines), settings.num_rounds)
     losses, gaps = np.empty(shape), np.zeros(shape)
-    for repeat in range(settings.repeats):
-        for place, name in enumerate(SAMPLERS):
-            run = replace(settings, problem="heterogeneous", sampler=name)
-            _replay_one(run, problem, stream, tick, losses[repeat, place], gaps[repeat, place])
+    for repeat, place in order:
+        _replay_one(lines[place], problem, stream, tick, losses[repeat, place], gaps[repeat, place])
     rounds = np.arange(1.0, settings.num_rounds + 1.0)
     return {"rounds": rounds, "loss": losses, "regret": np.cumsum(gaps, axis=2)}
 
