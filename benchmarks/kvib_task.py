@@ -40,7 +40,8 @@ CLIENTS, COHORT_SIZE, ROUNDS = 100, 10, 500
 FEATURES, CLASSES = 60, 10
 BATCH, STEP = 64, 0.02
 DATA_SEED = 4399
-EQUAL = np.full(CLIENTS, 1.0 / CLIENTS)
+SIZES_NOT_TOLD = "ours, sizes not told"
+"""It starts uniform, as K-Vib does, and hears the norms times M lambda."""
 
 
 class Shard(NamedTuple):
@@ -147,7 +148,7 @@ def makers(bound: float) -> dict[str, Callable[[dict[str, Any]], Any]]:
         "K-Vib, text, G = largest feedback": partial(k_vib, KVibSampler, bound),
         "K-Vib, code, G = largest feedback": partial(k_vib, CodedKVibSampler, bound),
         "ours": lambda common: EmpiricalBayesSampler(**common, **fixed),
-        "ours, from uniform": lambda common: EmpiricalBayesSampler(**common, **fixed, prior=EQUAL),
+        SIZES_NOT_TOLD: lambda common: EmpiricalBayesSampler(**{**common, "client_weights": None}, **fixed),
         "optimal, independent (oracle)": lambda common: OptimalClientSampler(**common),
     }
 
@@ -178,7 +179,8 @@ def run(name: str, seed: int, rounds: int, tick: Tick) -> dict[str, float]:
         estimate = aggregate(cohort, weights[cohort.clients], moves[cohort.clients])
         full = weights @ moves
         errors[t] = np.sum((estimate - full) ** 2) / np.sum(full**2)
-        sampler.observe(cohort, norms[cohort.clients])
+        scales = CLIENTS * weights if name == SIZES_NOT_TOLD else np.ones(CLIENTS)
+        sampler.observe(cohort, (scales * norms)[cohort.clients])
         model = model - estimate.reshape(model.shape)
         tick()
     tenth = max(rounds // 10, 1)
@@ -206,9 +208,8 @@ def main() -> None:
     }
     if options.out:
         options.out.write_text(json.dumps(results, indent=1), encoding="utf-8")
-    print(
-        "| sampler | regret | first tenth | last tenth | variance | held-out loss |\n|---|---|---|---|---|---|"
-    )
+    print("| sampler | regret | first tenth | last tenth | variance | held-out loss |")
+    print("|---|---|---|---|---|---|")
     for name, runs in results.items():
         means = {key: float(np.mean([each[key] for each in runs])) for key in runs[0]}
         spread = float(np.std([each["loss"] for each in runs]))

@@ -159,7 +159,7 @@ class TestAuthors:
             ones = np.ones(len(clients))
             return algorithm(model, Cohort(0, 1, sorted(clients), ones, ones, ones), problem, 0)[1]
 
-        full = np.linalg.norm(problem.updates(model, np.array([large]), 0)) * 5
+        full = np.linalg.norm(problem.updates(model, np.array([large]), 0))
         assert fed(large) == pytest.approx([full], rel=1e-5)
         assert algorithm.batch_size == 5
         fed(single)
@@ -170,9 +170,20 @@ class TestAuthors:
     def test_loss_is_divided_by_the_images(self):
         problem = images_federation()
         model = problem.initial_model()
+        two_batches = np.count_nonzero(problem.client_sizes > 64)
+        assert two_batches == 2
         assert authors_image_loss(problem, model) == pytest.approx(
-            40 * math.log(10) / problem.client_sizes.sum(), rel=1e-5
+            (40 + two_batches) * math.log(10) / problem.client_sizes.sum(), rel=1e-5
         )
+
+    def test_bound_on_images_is_that_of_clients_that_count_alike(self):
+        problem = images_federation()
+        norms = np.linspace(1.0, 2.0, 40)
+        feedback = (problem.client_weights * norms) ** 2
+        settings = replace(SHORT, variant="authors", problem="mnist")
+        assert Start(settings, problem, feedback, norms).bound == pytest.approx((2.0 / 40) ** 2)
+        text = Start(replace(settings, variant="text"), problem, feedback, norms)
+        assert text.bound == pytest.approx(feedback.max())
 
     def test_text_samplers_are_the_librarys(self):
         problem = make_problem(SHORT, None)
