@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial.distance import pdist
+from scipy.spatial.distance import pdist, squareform
 
 from sortition import Cohort, ConfigurationError
 from sortition.core.designs import weigh_with_replacement
@@ -46,7 +46,7 @@ class TestDistributions:
         """Rows sum to one, columns to K lambda (Proposition 1), and so every weight has mean one."""
         shares = np.array(sizes) / sum(sizes)
         rng = np.random.default_rng(seed)
-        distances = pdist(rng.normal(size=(len(sizes), 3)))
+        distances = squareform(pdist(rng.normal(size=(len(sizes), 3))))
         for strata in (
             strata_by_size(shares, cohort_size),
             strata_by_similarity(shares, distances, cohort_size, rng),
@@ -63,7 +63,7 @@ class TestDistributions:
         """Section 3.2, Equation 17."""
         shares = np.array(sizes) / sum(sizes)
         rng = np.random.default_rng(seed)
-        distances = pdist(rng.normal(size=(len(sizes), 3)))
+        distances = squareform(pdist(rng.normal(size=(len(sizes), 3))))
         multinomial = shares * (1.0 - shares) / cohort_size
         for strata in (
             strata_by_size(shares, cohort_size),
@@ -91,7 +91,9 @@ class TestDistributions:
     def test_similar_clients_share_a_distribution(self):
         """Three kinds of clients, of one size each: each kind is one distribution."""
         kinds = np.repeat(np.eye(3), 4, axis=0) * 10.0
-        strata = strata_by_similarity(np.full(12, 1 / 12), pdist(kinds), 3, np.random.default_rng(0))
+        strata = strata_by_similarity(
+            np.full(12, 1 / 12), squareform(pdist(kinds)), 3, np.random.default_rng(0)
+        )
         rows = strata.matrix(12) > 1e-9
         assert sorted(map(tuple, (np.flatnonzero(row) for row in rows))) == [
             (0, 1, 2, 3),
@@ -103,7 +105,7 @@ class TestDistributions:
         """Five pairs and K = 2: each pair weighs 0.4; two pairs are kernels and the others are poured."""
         pairs = np.repeat(np.arange(5) * 100.0, 2)[:, None] + np.tile([0.0, 1.0], 5)[:, None]
         pairs[8:] += 1000.0
-        strata = strata_by_similarity(np.full(10, 0.1), pdist(pairs), 2, np.random.default_rng(3))
+        strata = strata_by_similarity(np.full(10, 0.1), squareform(pdist(pairs)), 2, np.random.default_rng(3))
         matrix = strata.matrix(10)
         assert matrix.sum(axis=1) == pytest.approx([1.0, 1.0])
         assert matrix.sum(axis=0) == pytest.approx(np.full(10, 0.2))
@@ -112,7 +114,7 @@ class TestDistributions:
         shares = np.array([0.7, 0.1, 0.1, 0.1])
         for strata in (
             strata_by_size(shares, 3),
-            strata_by_similarity(shares, pdist(np.eye(4)), 3, np.random.default_rng(0)),
+            strata_by_similarity(shares, squareform(pdist(np.eye(4))), 3, np.random.default_rng(0)),
         ):
             matrix = strata.matrix(4)
             assert np.count_nonzero(np.isclose(matrix[:, 0], 1.0)) == 2

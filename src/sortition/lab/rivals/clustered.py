@@ -96,7 +96,7 @@ def strata_by_similarity(
 ) -> Strata:
     r"""Algorithm 2: similar clients share a distribution.
 
-    Ward's tree on the ``distances`` between all pairs of clients (condensed, as scipy has them) is cut into
+    Ward's tree on the ``distances`` between all pairs of clients, a square matrix, is cut into
     the largest clusters with :math:`\sum_{i \in B} K \lambda_i \le 1`. The K heaviest clusters are the
     kernels of the K distributions; the clients of the others, lightest cluster first and in random order
     within it, fill what room is left, the lightest kernel's first.
@@ -105,53 +105,42 @@ def strata_by_similarity(
     distributions, as in Algorithm 1, and takes part with the rest. Deviation: the authors' code hands
     scipy the square matrix of distances, which takes its rows for points; we hand it the distances.
     """
+    masses = cohort_size * shares
+    whole = np.floor(masses + ROUNDING)
+    alone = np.repeat(np.arange(len(shares)), whole.astype(np.int64))
+    masses = np.maximum(masses - whole, 0.0)
+    left, rooms = np.flatnonzero(masses > ROUNDING), cohort_size - len(alone)
+    entries = [(alone, np.ones(len(alone)), rooms + np.arange(len(alone)))]  # members, masses, rows
+    if rooms:
+        clusters = _clusters_up_to_one(masses[left], distances[np.ix_(left, left)])
+        totals = np.bincount(clusters, weights=masses[left])
+        rank = np.argsort(np.argsort(totals, kind="stable"))[clusters]  # 0 for members of the lightest
+        rows = rank - (len(totals) - rooms)  # the K heaviest have one each, the others are below 0
+        kernels = rows >= 0
+        entries.append((left[kernels], masses[left[kernels]], rows[kernels]))
+        fillers = generator.permutation(np.flatnonzero(~kernels))
+        fillers = left[fillers[np.argsort(rank[fillers], kind="stable")]]
+        if len(fillers):
+            gaps = np.maximum(1.0 - np.sort(totals)[len(totals) - rooms :], 0.0)
+            which, room, sizes = poured(masses[fillers], gaps)
+            entries.append((fillers[which], sizes, room))
+    members, sizes, rows = (np.concatenate(part) for part in zip(*entries, strict=True))
+    return strata_of(members, sizes, rows, cohort_size)
+
+
+def _clusters_up_to_one(masses: FloatArray, distances: FloatArray) -> IntArray:
+    """Ward's tree, cut into the largest clusters whose mass is at most one; a number for each member."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
-    masses = cohort_size * shares
-    whole = np.floor(masses + ROUNDING)
-    masses = np.maximum(masses - whole, 0.0)
-    alone = np.repeat(np.arange(len(shares)), whole.astype(np.int64))
-    left = np.flatnonzero(masses > ROUNDING)
-    rooms = cohort_size - len(alone)
-    if not rooms:
-        return strata_of(alone, np.ones(len(alone)), np.arange(len(alone)), cohort_size)
-    clusters = np.zeros(len(left), dtype=np.int64)
-    if len(left) > 1:
-        among = distances
-        if len(left) < len(shares):
-            among = squareform(squareform(distances)[np.ix_(left, left)], checks=False)
-        tree = linkage(among, "ward")
-        weights = np.concatenate((masses[left], np.zeros(len(tree))))
-        for node, (one, other) in enumerate(tree[:, :2].astype(np.int64).tolist(), start=len(left)):
-            weights[node] = weights[one] + weights[other]
-        tree[:, 2] = weights[len(left) :]  # cut by weight and not by height
-        clusters = fcluster(tree, 1.0 + ROUNDING, criterion="distance") - 1
-    totals = np.bincount(clusters, weights=masses[left])
-    ascending = np.argsort(totals, kind="stable")
-    kernels = ascending[len(ascending) - rooms :]
-    row_of = np.full(len(totals), -1)
-    row_of[kernels] = np.arange(rooms)
-    kept = row_of[clusters] >= 0
-    place = np.empty(len(totals), dtype=np.int64)
-    place[ascending] = np.arange(len(ascending))
-    fillers = generator.permutation(np.flatnonzero(~kept))
-    fillers = fillers[np.argsort(place[clusters[fillers]], kind="stable")]
-    members, rows, sizes = [left[kept]], [row_of[clusters[kept]]], [masses[left[kept]]]
-    if len(fillers):
-        gaps = np.maximum(1.0 - totals[kernels], 0.0)
-        which, room, pieces = poured(masses[left[fillers]], gaps)
-        members, rows, sizes = (
-            [*members, left[fillers[which]]],
-            [*rows, room],
-            [*sizes, pieces],
-        )
-    members, rows, sizes = (
-        [*members, alone],
-        [*rows, rooms + np.arange(len(alone))],
-        [*sizes, np.ones(len(alone))],
-    )
-    return strata_of(np.concatenate(members), np.concatenate(sizes), np.concatenate(rows), cohort_size)
+    if len(masses) == 1:
+        return np.zeros(1, dtype=np.int64)
+    tree = linkage(squareform(distances, checks=False), "ward")
+    totals = np.concatenate((masses, np.zeros(len(tree))))
+    for node, (one, other) in enumerate(tree[:, :2].astype(np.int64).tolist(), start=len(masses)):
+        totals[node] = totals[one] + totals[other]
+    tree[:, 2] = totals[len(masses) :]  # cut by mass and not by height
+    return np.asarray(fcluster(tree, 1.0 + ROUNDING, criterion="distance") - 1, dtype=np.int64)
 
 
 class ClusteredBySizeSampler(SubsetSampler):
@@ -250,8 +239,7 @@ class ClusteredBySimilaritySampler(SubsetSampler):
         """The strata of this round; those of an earlier one where the same clients are available."""
         due = self._round_index % self._recluster_every == 0
         if self._strata is None or due or not np.array_equal(ids, self._strata_ids):
-            upper = np.triu_indices(len(ids), 1)
-            distances = self._angles[np.ix_(ids, ids)][upper].astype(np.float64)
+            distances = self._angles[np.ix_(ids, ids)].astype(np.float64)
             self._strata = strata_by_similarity(shares, distances, self._cohort_size, generator)
             self._strata_ids = ids
         return self._strata
