@@ -62,7 +62,7 @@ DEPARTURES: tuple[tuple[str, str, str], ...] = (
         "Feedback",
         "The norm of the mini-batch mean; its bound A_max is taken from the same quantity.",
         "The norm of the mini-batch sum, while A_max is taken from the mean: B² = 100 times "
-        "what its bound says. On images A_max has 1/M where the feedback has λ_m: up to 88 times. "
+        "what its bound says. On images A_max has 1/M where the feedback has λ_m: up to 113 times. "
         "This matters most of all.",
     ),
     (
