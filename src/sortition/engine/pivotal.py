@@ -35,7 +35,7 @@ from sortition.engine.clients import (
     slot_of,
 )
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees, Mixture
-from sortition.engine.sumtree import SumTree, TreeArrays, level_starts
+from sortition.engine.sumtree import SumTree, TreeArrays
 
 LEAST_LEFT = 1e-6
 """If the certain clients leave less mass than this to the others, rounding would count."""
@@ -66,6 +66,8 @@ class ProbabilityLine(NamedTuple):
     listed: IntArray = NOBODY
     """Clients with probabilities of their own, ascending."""
     listed_probabilities: FloatArray = NOTHING
+    listed_are_out: bool = False
+    """Whether the line is without the listed clients; otherwise their segments are left out."""
 
 
 def line_of_masses(prior: Fields, in_block: int, own: Fields) -> ProbabilityLine:
@@ -79,9 +81,7 @@ def line_of_vector(probabilities: FloatArray) -> ProbabilityLine:
 
 
 _NO_PLACES: Fields = (np.full(2, EMPTY, dtype=np.int64), np.zeros(2, dtype=np.int64))
-_NO_TREES: Fields = tuple(
-    ExpertTrees(NOBODY, NOTHING, np.zeros((0, 1)), np.zeros(1), np.zeros((1, 4, 1)), level_starts(1))
-)
+_NO_TREES: Fields = tuple(expert_trees.trees_over(NOBODY, NOTHING, np.zeros((0, 1))))
 _ONE_EXPERT: Fields = tuple(ExpertArrays(np.zeros(1), np.ones(1), np.ones(1)))
 _ONE_CLIENT: Fields = Roster(1, np.ones(1)).fields
 
@@ -207,11 +207,12 @@ def _shortened(
     certain: IntArray,
     listed: IntArray,
     listed_probabilities: FloatArray,
+    listed_are_out: bool,
     scale: float,
     turns: int,
 ) -> Shortened:
     """The line without ``certain`` clients; the ``listed`` ones with their own probabilities at its end."""
-    out = np.concatenate((certain, listed))
+    out = certain if listed_are_out else np.concatenate((certain, listed))
     starts, lengths = np.empty(out.size), np.empty(out.size)
     for j in range(out.size):
         starts[j], lengths[j] = _span_of(line, out[j])
@@ -318,6 +319,7 @@ def draw_fixed_size(
     scale: float,
     listed: IntArray,
     listed_probabilities: FloatArray,
+    listed_are_out: bool,
 ) -> tuple[bool, Weighed]:
     """A cohort with as many clients as there are rows of two uniforms.
 
@@ -330,7 +332,7 @@ def draw_fixed_size(
 
     total = line.seen + line.in_own + line.unseen_ratio * line.in_block  # one, up to rounding
     for i in range(listed.size):
-        total += listed_probabilities[i] - _span_of(line, listed[i])[1]
+        total += listed_probabilities[i] - (0.0 if listed_are_out else _span_of(line, listed[i])[1])
 
     # c with the sum of min(1, c p) = K, and the clients with c p >= 1
     c = size / total
@@ -352,7 +354,7 @@ def draw_fixed_size(
             break
         c = better
 
-    shortened = _shortened(line, certain, listed, listed_probabilities, c, size - number)
+    shortened = _shortened(line, certain, listed, listed_probabilities, listed_are_out, c, size - number)
     if not shortened.possible:
         return False, nothing
     draws = np.empty(size, dtype=np.int64)

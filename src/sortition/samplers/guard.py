@@ -28,7 +28,7 @@ from sortition.core.state import array, check, count
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import named_keywords, positive_number
 from sortition.engine import norm_window
-from sortition.engine.capped import limited
+from sortition.engine.capped import Capped, Limit, limit
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import Distribution
 from sortition.engine.norm_window import (
@@ -208,14 +208,23 @@ class GuardState:
 
     def limited(self, distribution: Distribution, client_weights: Roster) -> Distribution:
         """``distribution`` with no more for the outliers than their share; itself, if they hold no more."""
+        found = self._limit(distribution, client_weights)
+        return distribution if found is None else Capped(distribution, found, distribution.prior_share or 0.0)
+
+    def limited_learnt(self, distribution: Distribution, client_weights: Roster) -> Distribution | None:
+        """What is left of what was learnt, without the prior's share; None if the outliers hold no more."""
+        found = self._limit(distribution, client_weights)
+        return None if found is None else Capped(distribution, found, 0.0)
+
+    def _limit(self, distribution: Distribution, client_weights: Roster) -> Limit | None:
         if not len(self._outliers):
-            return distribution
+            return None
         outliers, hints, weights = self._outliers, self._hints, client_weights.shares(self._outliers)
         if not weights.all():  # nothing is learnt of clients without a weight
             counting = weights > 0.0
             outliers, hints, weights = outliers[counting], hints[counting], weights[counting]
         share = self.largest_share(float(weights.sum()))
-        return limited(distribution, outliers, weights, share, hints) if 0.0 < share < 1.0 else distribution
+        return limit(distribution, outliers, weights, share, hints) if 0.0 < share < 1.0 else None
 
     def largest_share(self, weight: float) -> float:
         """S(c): what outliers of this client weight may hold of what was learnt."""
