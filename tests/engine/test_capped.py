@@ -27,10 +27,11 @@ def prior(p: Any) -> Prior:
 
 
 def limited(distribution: Any, clients: Any, weights: Any, share: float) -> Any:
-    """With hints that are wrong: they may cost time, and nothing else."""
-    found = limited_with_hints(distribution, clients, weights, share, np.full(len(clients), 1))
+    """With hints that are found out, with all of them, and with some."""
     hints = np.full(len(clients), -1)
-    for _ in range(2):
+    found = limited_with_hints(distribution, clients, weights, share, hints)
+    for missing in (0, 1):
+        hints[:missing] = -1
         again = limited_with_hints(distribution, clients, weights, share, hints)
         assert np.array_equal(found.everybody(), again.everybody())
     return found

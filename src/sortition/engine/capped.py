@@ -51,7 +51,7 @@ def limit(
 ) -> Limit | None:
     """What becomes of q if ``clients`` (ascending) may have ``share`` of it; None if they have no more.
 
-    ``weights`` are those of the clients; ``hints`` make their look-up quicker, and are -1 at first.
+    ``weights`` are those of the clients; ``hints`` make their look-up quicker: see ``look_up_learnt``.
     """
     q = distribution.look_up_learnt(clients, hints)
     held = float(q.sum())
@@ -66,10 +66,9 @@ def limit(
             return None  # nobody could have the rest
         learnt = levelled(np.minimum(scale * q, 1.0), weights, share)
         return Limit(scale, 0.0, clients, learnt, np.zeros(0), hints)
-    prior = distribution.with_prior_share(1.0, 0.0)
-    own = prior.look_up(clients)
+    own = distribution.look_up_prior(clients)
     if scale > LARGEST_SCALE:
-        scale = LARGEST_SCALE
+        scale, prior = LARGEST_SCALE, distribution.with_prior_share(1.0, 0.0)
         from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)
     return Limit(
         scale, from_prior, clients, levelled(scale * q + from_prior * own, weights, share), own, hints

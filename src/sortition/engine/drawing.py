@@ -45,7 +45,10 @@ class Distribution(Protocol):
         """The probabilities of ``clients``."""
 
     def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
-        """What was learnt of ``clients``: see ``prior_share``; ``hints``, first -1, make it quicker."""
+        """What was learnt of ``clients``: see ``prior_share``.
+
+        ``hints`` are -1 when this distribution is first asked for a client, and make the next time quicker.
+        """
         return self.look_up(clients)
 
     def everybody(self) -> FloatArray:
@@ -74,6 +77,10 @@ class Distribution(Protocol):
 
     def remove(self, clients: IntArray) -> None:
         """Remove ``clients``; the others keep their proportions."""
+
+    def look_up_prior(self, clients: IntArray) -> FloatArray:
+        """The prior of ``clients``."""
+        return self.look_up(clients)
 
     @property
     def prior_share(self) -> float | None:

@@ -71,24 +71,27 @@ def look_up(
     client_masses: FloatArray,
     total_mass: float,
     places: Fields,
-    slot_clients: IntArray,
     ratios: FloatArray,
     experts: Fields,
     hints: IntArray,
 ) -> FloatArray:
-    """The mixed probabilities of ``clients``, which may have ``hints``: their slots, if these are right."""
+    """The mixed probabilities of ``clients``; ``hints`` are their slots, or -1 where that is to be found."""
     table = HashPlaces(*places)
     log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
-    result = np.empty(clients.size)
+    slots = hints if hints.size else np.full(clients.size, EMPTY)
     for i in range(clients.size):
-        slot = hints[i] if hints.size else EMPTY
-        if not 0 <= slot < slot_clients.size or slot_clients[slot] != clients[i]:
-            slot = slot_of(table, clients[i])
-            if hints.size:
-                hints[i] = slot
-        result[i] = client_masses[i] / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
-    return result
+        if slots[i] == EMPTY:
+            slots[i] = slot_of(table, clients[i])
+    result = np.zeros(clients.size)
+    for e in range(weights.size):
+        if weights[e] == 0.0:
+            continue
+        weight, scale, base = weights[e], scales[e], bases[e]
+        for i in range(clients.size):
+            y = ratios[slots[i], e] if slots[i] >= 0 else 0.0
+            result[i] += weight * (scale * y if y > 0.0 else base)
+    return client_masses / total_mass * result
 
 
 @njit(cache=True)
@@ -289,10 +292,8 @@ class ExpertMixture(Distribution):
         return self._look_up(clients, self.expert_fields, hints)
 
     def _look_up(self, clients: IntArray, experts: Fields, hints: IntArray) -> FloatArray:
-        trees, places, masses = self.trees, self._table.fields, self.roster.masses(clients)
-        found: FloatArray = look_up(
-            clients, masses, self.roster.total, places, trees.clients, trees.ratios, experts, hints
-        )
+        masses, total, places = self.roster.masses(clients), self.roster.total, self._table.fields
+        found: FloatArray = look_up(clients, masses, total, places, self.trees.ratios, experts, hints)
         return found
 
     def line(self) -> ProbabilityLine:

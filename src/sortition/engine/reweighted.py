@@ -174,6 +174,10 @@ class ReweightedPrior(LogRatioMixture):
         """The share of the prior in the mixture as it is now."""
         return math.exp(self.experts.log_weights[0])
 
+    def look_up_prior(self, clients: IntArray) -> FloatArray:
+        """The first expert's probabilities."""
+        return self.roster.shares(clients)
+
     def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
         """The second expert's probabilities; ``hints`` become the slots of ``clients``."""
         _, scales, bases = self.expert_fields
