@@ -15,7 +15,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import named_keywords, printable
+from sortition.core.validation import MOST_CLIENTS, named_keywords, printable
 from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import ATTACHMENT, RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
@@ -283,7 +283,11 @@ def _size_in(values: Mapping[str, Any], name: str) -> int | None:
     while state and f"config.{name}" not in state:
         state = within(state, "expert0.")
     found = state.get(f"config.{name}")
-    return found if isinstance(found, int) else None
+    if not isinstance(found, int):
+        return None
+    if not 1 <= found <= MOST_CLIENTS:
+        raise LedgerError(f"config.{name} of the recorded state must be from 1 to 2**53, got {found:.3g}")
+    return found
 
 
 def _norms(observed: Event, cohort: Cohort) -> FloatArray:
