@@ -85,7 +85,7 @@ STATISTICS = 4
 
 
 @njit(cache=True)
-def _sum_up(
+def recompute(
     masses: FloatArray,
     ratios: FloatArray,
     totals: FloatArray,
@@ -94,7 +94,7 @@ def _sum_up(
     level: int,
     position: int,
 ) -> None:
-    """Compute one node from its children, or the clients below it. Plain numbers: arrays take longer."""
+    """Recompute one node from its children."""
     node, first, end = starts[level] + position, FAN * position, masses.size
     if level > 0:
         first, end = starts[level - 1] + first, starts[level]
@@ -103,7 +103,7 @@ def _sum_up(
     for child in range(first, end):
         total += totals[child] if level > 0 else masses[child]
     totals[node] = total
-    for e in range(ratios.shape[1]):
+    for e in range(ratios.shape[1]):  # sums are plain numbers: to add to an array takes longer
         weighed, raised_mass, least, most = 0.0, 0.0, np.inf, 0.0
         if level > 0:
             for child in range(first, end):
@@ -124,35 +124,18 @@ def _sum_up(
 
 
 @njit(cache=True)
-def recompute(trees: ExpertTrees, level: int, position: int) -> None:
-    """Recompute one node from its children, with and without the clients that are set apart."""
-    _sum_up(trees.masses, trees.ratios, trees.totals, trees.nodes, trees.starts, level, position)
-    if trees.other_masses.size:
-        _sum_up(
-            trees.other_masses,
-            trees.ratios,
-            trees.other_totals,
-            trees.other_nodes,
-            trees.starts,
-            level,
-            position,
-        )
-
-
-@njit(cache=True)
 def rebuild(trees: ExpertTrees) -> None:
-    """Recompute every node, the lowest level first: one pass over all slots."""
-    starts = trees.starts
+    """Recompute every node, the lowest level first: one pass over all slots. Nobody is set apart."""
+    _, masses, ratios, totals, nodes, starts, _, _, _ = trees
     for level in range(starts.size - 1):
         for position in range(starts[level + 1] - starts[level]):
-            recompute(trees, level, position)
+            recompute(masses, ratios, totals, nodes, starts, level, position)
 
 
 @njit(cache=True)
 def refresh(tree_fields: Fields, slots: IntArray) -> None:
     """Recompute the nodes above ``slots``, each once where neighbours share it."""
-    trees = ExpertTrees(*tree_fields)
-    starts = trees.starts
+    _, masses, ratios, totals, nodes, starts, other_masses, other_totals, other_nodes = tree_fields
     positions = np.sort(slots)
     count = positions.size
     for level in range(starts.size - 1):
@@ -162,8 +145,12 @@ def refresh(tree_fields: Fields, slots: IntArray) -> None:
             if kept == 0 or positions[kept - 1] != position:
                 positions[kept] = position
                 kept += 1
-                recompute(trees, level, position)
         count = kept
+        for position in positions[:count]:
+            recompute(masses, ratios, totals, nodes, starts, level, position)
+        if other_masses.size:
+            for position in positions[:count]:
+                recompute(other_masses, ratios, other_totals, other_nodes, starts, level, position)
 
 
 @njit(cache=True)
@@ -196,7 +183,7 @@ def sweep(
     With ``remember``, a client that falls keeps its ratio, and one with a kept ratio above the threshold
     rises.
     """
-    _, masses, ratios, _, nodes, starts, _, _, _ = trees
+    _, masses, ratios, totals, nodes, starts, other_masses, other_totals, other_nodes = trees
     experts = limits.size
     top = starts.size - 2
     entered = [0]  # positions of the nodes entered, level by level from the root
@@ -222,10 +209,25 @@ def sweep(
                 y = abs(ratios[slot, e]) * factors[e]
                 fallen = -y if remember else 0.0
                 ratios[slot, e] = y if y >= thresholds[e] else fallen
-    for level in range(top + 1):
-        begin = 0 if level == top else ends[level + 1]
-        for i in range(begin, ends[level]):
-            recompute(trees, level, entered[i])
+    _recompute_each(masses, ratios, totals, nodes, starts, entered, ends)
+    if other_masses.size:
+        _recompute_each(other_masses, ratios, other_totals, other_nodes, starts, entered, ends)
+
+
+@njit(cache=True)
+def _recompute_each(
+    masses: FloatArray,
+    ratios: FloatArray,
+    totals: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    entered: list[int],
+    ends: IntArray,
+) -> None:
+    """Recompute the nodes that were ``entered``, level by level from the root, the lowest level first."""
+    for level in range(ends.size):
+        for i in range(0 if level == ends.size - 1 else ends[level + 1], ends[level]):
+            recompute(masses, ratios, totals, nodes, starts, level, entered[i])
 
 
 @njit(cache=True)

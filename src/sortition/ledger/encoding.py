@@ -29,6 +29,8 @@ ALIGNMENT = 8
 """The arrays begin at a multiple of this, so that a row's can be used where they are."""
 LONGEST_REMEMBERED = 1000
 """A header of at most this many bytes is read only once."""
+AVAILABLE = b'"available'
+"""What a row of a cohort that was drawn from available clients has in its header."""
 _PARTS = ("clients", "counts", "probabilities", "weights")
 _LENGTH = struct.Struct("<I")
 _DTYPE = re.compile(r"[<|][biuf](1|2|4|8)")

@@ -15,7 +15,7 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import MOST_CLIENTS, named_keywords, printable
+from sortition.core.validation import MOST_CLIENTS, named_keywords, printable, shown
 from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import ATTACHMENT, RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
@@ -286,7 +286,7 @@ def _size_in(values: Mapping[str, Any], name: str) -> int | None:
     if not isinstance(found, int):
         return None
     if not 1 <= found <= MOST_CLIENTS:
-        raise LedgerError(f"config.{name} of the recorded state must be from 1 to 2**53, got {found:.3g}")
+        raise LedgerError(f"config.{name} of the recorded state must be from 1 to 2**53, got {shown(found)}")
     return found
 
 
