@@ -225,7 +225,7 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     if not right:
         raise StateError("state has 'beliefs' that no clients can have")
     seen = seen[seen["visits"] > 0.0]
-    y, c, ones = seen["mean"], seen["size"], np.ones(len(seen))
+    y, c, ones = seen["mean"], np.clip(seen["size"], -FURTHEST, FURTHEST), np.ones(len(seen))
     for name, parts in {
         "met": ones,
         "means": y,
