@@ -5,7 +5,7 @@
 ``tests/hostile`` runs small ones. A *state* is one of a sampler that has learnt for a while, with one entry
 changed. It must be refused by a StateError that changes nothing, or be a distribution, and stay one while the
 run goes on. A *file* is a run with one value of one row or of its snapshot changed, under right checksums.
-Whoever shows, exports, verifies or continues it must get a SortitionError, or nothing unusual.
+Whoever shows, diagnoses, exports, verifies or continues it must get a SortitionError, or nothing unusual.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from sortition import (
     UniformSampler,
     VRBSampler,
 )
+from sortition.lab.diagnosis.diagnose import diagnose
 from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.encoding import pack, unpack
 from sortition.ledger.files import SNAPSHOT, RunFiles, side_directory
 from sortition.ledger.store import checksum
-from sortition.ledger.summary import export_csv, summarise
+from sortition.ledger.summary import export_csv, figures, summarise
 
 M, K = 12, 3
 COMMON: dict[str, Any] = {"num_clients": M, "cohort_size": K}
@@ -193,7 +194,8 @@ def forge(path: Path, rows: list[tuple[Any, ...]], number: int, values: dict[str
 
 
 QUESTIONS: dict[str, Callable[[Path], object]] = {
-    "show": lambda path: with_record(path, summarise),
+    "show": lambda path: with_record(path, lambda record: figures(summarise(record))),
+    "diagnose": diagnose,
     "export": lambda path: with_record(path, lambda record: export_csv(record, path.with_name("csv"))),
     "replay": lambda path: with_record(path, lambda record: record.replay()),
     "verify": verify_run,

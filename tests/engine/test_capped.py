@@ -13,6 +13,7 @@ from sortition.engine.capped import LARGEST_SCALE, Capped, levelled
 from sortition.engine.capped import limited as limited_with_hints
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import draw_cohort
+from sortition.engine.expert_trees import ExpertTrees
 from sortition.engine.fixed import Prior
 from sortition.engine.mixture import ExpertMixture
 from sortition.engine.reweighted import ReweightedPrior
@@ -27,10 +28,11 @@ def prior(p: Any) -> Prior:
 
 
 def limited(distribution: Any, clients: Any, weights: Any, share: float) -> Any:
-    """With hints that are wrong: they may cost time, and nothing else."""
-    found = limited_with_hints(distribution, clients, weights, share, np.full(len(clients), 1))
+    """With hints that are found out, with all of them, and with some."""
     hints = np.full(len(clients), -1)
-    for _ in range(2):
+    found = limited_with_hints(distribution, clients, weights, share, hints)
+    for missing in (0, 1):
+        hints[:missing] = -1
         again = limited_with_hints(distribution, clients, weights, share, hints)
         assert np.array_equal(found.everybody(), again.everybody())
     return found
@@ -151,3 +153,30 @@ def test_the_trees_are_summed_up_without_some(clients: list[int], logs: list[flo
     assert mixed.sum_without(ids) == pytest.approx(others, rel=1e-12)
     assert isinstance(mixed, ExpertMixture)
     assert np.array_equal(mixed.everybody(), before)
+
+
+@given(data=st.data())
+def test_others_are_set_apart_in_each_round(data: st.DataObject) -> None:
+    """Whoever is set apart, whatever changes in between: the sums are those of trees that are built anew."""
+    mixed = ReweightedPrior(Roster(20, np.arange(1.0, 21.0) / 210.0), share=0.1)
+    mixed.reweight(np.arange(12), np.zeros(12))
+    for _ in range(4):
+        some = np.array(data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=8, unique=True)))
+        mixed.reweight(
+            some, np.array(data.draw(st.lists(st.floats(-9.0, 9.0), min_size=8, max_size=8)))[: len(some)]
+        )
+        if data.draw(st.booleans()) and mixed.roster.present(np.array([5])).all():
+            mixed.remove(np.array([5]))
+        ids = np.unique(data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=8)))
+        ids = ids[mixed.roster.present(ids)]
+        line = mixed.line_without(ids, np.full(len(ids), -1))
+        again = ReweightedPrior(mixed.roster, share=0.1)
+        again.restore(mixed.state())
+        anew = again.line_without(ids, np.full(len(ids), -1))
+        assert (line is None) == (anew is None) == (len(ids) == 0)
+        if line is None or anew is None:
+            continue
+        for ours, theirs in zip(ExpertTrees(*line.trees)[3:5], ExpertTrees(*anew.trees)[3:5], strict=True):
+            assert np.array_equal(ours[-1], theirs[-1])  # the root, to the bit
+        others = np.delete(mixed.everybody(), ids).sum()
+        assert mixed.sum_without(ids) == pytest.approx(others, rel=1e-12)

@@ -395,13 +395,14 @@ def trained(draw: st.DrawFn, most: int) -> Any:
 def test_the_line_of_any_sampler(sampler: Any) -> None:
     """``locate`` finds every client where the dense probabilities, laid end to end, have it.
 
-    Beside the clients under a ceiling: what is laid there is their probability without it.
+    Beside the clients under a ceiling: they are out, or what is laid there is their probability without it.
     """
     distribution = sampler._effective_distribution()
     line = distribution.line()
     p = distribution.everybody()
     if line.listed.size:
         p = line.scale * distribution._inner.everybody()
+        p[line.listed] *= not line.listed_are_out
     order = [client for client in in_order(distribution) if p[max(client, ~client)] > 0.0]
     lengths = p[[max(client, ~client) for client in order]]
     order = [max(client, UNSEEN) for client in order]

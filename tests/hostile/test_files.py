@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from benchmarks.hostile import judge_files
-from sortition import AvareSampler, LedgerError, NormPrivacy
+from sortition import AvareSampler, LedgerError, NormPrivacy, SortitionError
 from sortition.cli.commands import app
+from sortition.lab.diagnosis.diagnose import diagnose
 from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.encoding import pack, unpack
 from sortition.ledger.store import checksum
+from sortition.ledger.summary import summarise
 
 NORM, SEED = 0.123456789, 987654321
 
@@ -225,6 +228,28 @@ def test_pages_and_tables_have_the_permissions_of_the_run(run: Path, tmp_path: P
     assert sortition("runs", "export", run, "--csv", tmp_path / "csv").exit_code == 0
     for file in (page, *(tmp_path / "csv").iterdir()):
         assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, float("nan"), True, 2**63, 2**64, 10**400, 2**40, 2**53])
+@pytest.mark.parametrize("entry", ["setting.client_weights", "state.config.num_clients"])
+def test_what_a_file_says_of_its_clients(run: Path, entry: str, value: Any) -> None:
+    """Who shows or diagnoses it gets an error of the library, or an answer; and nobody fills 8 TB."""
+    forge(run, 0, **{entry: value})
+    for question in (lambda: summarise(read_run(run)), lambda: diagnose(run)):
+        with suppress(SortitionError):
+            question()
+
+
+def test_a_file_whose_newcomers_have_any_ids(run: Path) -> None:
+    with open_run(run, make) as sampler:
+        number = int(sampler.add_clients(1)[0])
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.ones(len(cohort)))
+    for ids in ([number + 2**40], [-1]):
+        forge(run, 9, ids=np.array(ids))
+        for question in (lambda: summarise(read_run(run)), lambda: diagnose(run)):
+            with pytest.raises(LedgerError, match="join"):
+                question()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -293,7 +293,7 @@ def allowed(sampler: BaseSampler) -> float:
     state, learnt = guard_of(sampler), sampler.distribution
     outliers = state._outliers
     weight = float(sampler.client_weights(outliers).sum())
-    share, a = state.largest_share(weight), learnt.prior_share
+    share, a = state.largest_share(weight), learnt.prior_share or 0.0
     of_prior = a * float(learnt.with_prior_share(1.0, 0.0).look_up(outliers).sum()) if a else 0.0
     return of_prior + (1.0 - a) * share
 

@@ -15,7 +15,10 @@ missing comes from the prior.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.drawing import LEAST_LEFT, Distribution
@@ -27,13 +30,55 @@ LARGEST_SCALE = 1000.0
 """Beyond this scale hardly a draw is kept, and rounding counts: draw from the vector of all probabilities."""
 
 
+class Limit(NamedTuple):
+    """q' of a distribution: see above."""
+
+    scale: float
+    """s"""
+    from_prior: float
+    """What everybody has of the prior, where the others hold next to nothing of q."""
+    clients: IntArray
+    learnt: FloatArray
+    """q' of the clients."""
+    prior: FloatArray
+    """Their prior; empty if there is none apart from what was learnt."""
+    hints: IntArray
+    """For the look-up of the clients."""
+
+
+def limit(
+    distribution: Distribution, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
+) -> Limit | None:
+    """What becomes of q if ``clients`` (ascending) may have ``share`` of it; None if they have no more.
+
+    ``weights`` are those of the clients; ``hints`` make their look-up quicker: see ``look_up_learnt``.
+    """
+    q = distribution.look_up_learnt(clients, hints)
+    held = float(q.sum())
+    if held <= share:
+        return None
+    left = 1.0 - held
+    if left < LEAST_LEFT:
+        left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)
+    scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
+    if distribution.prior_share is None:
+        if left <= VANISHING:
+            return None  # nobody could have the rest
+        learnt = levelled(np.minimum(scale * q, 1.0), weights, share)
+        return Limit(scale, 0.0, clients, learnt, np.zeros(0), hints)
+    own = distribution.look_up_prior(clients)
+    if scale > LARGEST_SCALE:
+        scale, prior = LARGEST_SCALE, distribution.with_prior_share(1.0, 0.0)
+        from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)
+    return Limit(
+        scale, from_prior, clients, levelled(scale * q + from_prior * own, weights, share), own, hints
+    )
+
+
 def limited(
     distribution: Distribution, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
 ) -> Distribution:
-    """``distribution`` with at most ``share`` of what was learnt for ``clients`` (ascending); see above.
-
-    ``weights`` are those of the clients; ``hints`` make their look-up quicker, and are -1 at first. It is the
-    distribution itself if they hold no more.
+    """``distribution`` with at most ``share`` of what was learnt for ``clients``; itself, if they have less.
 
     >>> from sortition.engine.fixed import Prior
     >>> from sortition.engine.clients import Roster
@@ -41,56 +86,47 @@ def limited(
     >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), 0.6, np.full(2, -1)).everybody()
     array([0.3, 0.3, 0.2, 0.2])
     """
-    a = distribution.prior_share
-    if float(distribution.look_up_again(clients, hints).sum()) <= (1.0 - a) * share:
-        return distribution  # without asking what was learnt
-    learnt = distribution.with_prior_share(0.0, 1.0)
-    q = learnt.look_up_again(clients, hints)
-    if float(q.sum()) <= share:
-        return distribution
-    left = 1.0 - float(q.sum())
-    if left < LEAST_LEFT:
-        left = learnt.sum_without(clients)
-    scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
-    prior = distribution.with_prior_share(1.0, 0.0)
-    if prior is distribution:  # it has no prior apart from what was learnt
-        if left <= VANISHING:
-            return distribution  # nobody could have the rest
-        listed = levelled(np.minimum(scale * q, 1.0), weights, share)
-        return Capped(distribution, scale, clients, listed)
-    own = prior.look_up_again(clients, hints)
-    if scale > LARGEST_SCALE:
-        scale = LARGEST_SCALE
-        from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)
-    listed = a * own + (1.0 - a) * levelled(scale * q + from_prior * own, weights, share)
-    of_prior, of_learnt = a + (1.0 - a) * from_prior, (1.0 - a) * scale
-    whole = of_prior + of_learnt
-    return Capped(distribution.with_prior_share(of_prior / whole, of_learnt / whole), whole, clients, listed)
+    found = limit(distribution, clients, weights, share, hints)
+    return distribution if found is None else Capped(distribution, found, distribution.prior_share or 0.0)
 
 
+@njit(cache=True)
 def levelled(q: FloatArray, weights: FloatArray, share: float) -> FloatArray:
     """``q`` with the highest ratios to ``weights`` cut down to one level, so that ``share`` is the sum.
 
-    ``share`` must be at most the sum of ``q``, and the weights above 0.
+    ``share`` must be at most the sum of ``q``, and the weights above 0. The level only rises: who is below it
+    once keeps what it has.
 
-    >>> levelled(np.array([0.4, 0.4, 0.1]), np.array([0.2, 0.4, 0.2]), share=0.6)
+    >>> levelled(np.array([0.4, 0.4, 0.1]), np.array([0.2, 0.4, 0.2]), 0.6)
     array([0.16666667, 0.33333333, 0.1       ])
     """
-    ratios = q / weights
-    order = np.argsort(ratios)
-    below = np.concatenate(([0.0], np.cumsum(q[order])[:-1]))  # what those with lower ratios keep
-    cut = np.cumsum(weights[order][::-1])[::-1]
-    levels = (share - below) / cut
-    return np.asarray(np.minimum(q, levels[np.argmax(levels <= ratios[order])] * weights))
+    level, cut_before = 0.0, q.size + 1
+    while True:
+        kept, weight, cut = 0.0, 0.0, 0
+        for i in range(q.size):
+            if q[i] < level * weights[i]:
+                kept += q[i]
+            else:
+                weight += weights[i]
+                cut += 1
+        if cut == 0 or cut == cut_before:
+            break
+        level, cut_before = max(level, (share - kept) / weight), cut
+    return np.minimum(q, level * weights)
 
 
 class Capped(Distribution):
-    """``scale`` times ``inner``, except for ``clients`` (ascending), which have less: ``probabilities``."""
+    r""":math:`p' = a\,\pi + (1-a)\,q'` of a distribution, with the ``limit`` of q and a = ``prior_share``."""
 
-    def __init__(
-        self, inner: Distribution, scale: float, clients: IntArray, probabilities: FloatArray
-    ) -> None:
-        self._inner, self.scale, self._clients, self._probabilities = inner, scale, clients, probabilities
+    def __init__(self, distribution: Distribution, limit: Limit, prior_share: float) -> None:
+        a = prior_share
+        of_prior, of_learnt = a + (1.0 - a) * limit.from_prior, (1.0 - a) * limit.scale
+        self.scale = of_prior + of_learnt
+        self._inner = distribution.with_prior_share(of_prior / self.scale, of_learnt / self.scale)
+        self._clients, self._hints = limit.clients, limit.hints
+        self._probabilities = (1.0 - a) * limit.learnt
+        if limit.prior.size:
+            self._probabilities += a * limit.prior
         self._generator: np.random.Generator | None = None
 
     def with_generator(self, generator: np.random.Generator) -> Capped:
@@ -126,8 +162,13 @@ class Capped(Distribution):
         """All probabilities, laid end to end: those of ``inner``, scaled, except for the clients."""
         if self.scale > LARGEST_SCALE:
             return line_of_vector(self.everybody())
-        return self._inner.line()._replace(
-            scale=self.scale, listed=self._clients, listed_probabilities=self._probabilities
+        without = self._inner.line_without(self._clients, self._hints)
+        line = self._inner.line() if without is None else without
+        return line._replace(
+            scale=self.scale,
+            listed=self._clients,
+            listed_probabilities=self._probabilities,
+            listed_are_out=without is not None,
         )
 
     def everybody(self) -> FloatArray:

@@ -44,8 +44,11 @@ class Distribution(Protocol):
     def look_up(self, clients: IntArray) -> FloatArray:
         """The probabilities of ``clients``."""
 
-    def look_up_again(self, clients: IntArray, hints: IntArray) -> FloatArray:
-        """The same, for clients that are looked up again and again: ``hints``, first -1, make it quicker."""
+    def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
+        """What was learnt of ``clients``: see ``prior_share``.
+
+        ``hints`` are -1 when this distribution is first asked for a client, and make the next time quicker.
+        """
         return self.look_up(clients)
 
     def everybody(self) -> FloatArray:
@@ -54,6 +57,10 @@ class Distribution(Protocol):
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end; from their vector, unless a subclass is quicker."""
         return line_of_vector(self.everybody())
+
+    def line_without(self, clients: IntArray, hints: IntArray) -> ProbabilityLine | None:
+        """The same without ``clients``, with ``hints`` as above; None where it can't be had at once."""
+        return None
 
     def heavy(self, threshold: float) -> IntArray:
         """A superset of the clients with at least ``threshold``, except the unseen of the roster's block."""
@@ -71,10 +78,14 @@ class Distribution(Protocol):
     def remove(self, clients: IntArray) -> None:
         """Remove ``clients``; the others keep their proportions."""
 
+    def look_up_prior(self, clients: IntArray) -> FloatArray:
+        """The prior of ``clients``."""
+        return self.look_up(clients)
+
     @property
-    def prior_share(self) -> float:
-        """The share a of the prior, if this is a mixture of the prior with what was learnt; otherwise 0."""
-        return 0.0
+    def prior_share(self) -> float | None:
+        """The share of the prior, if this is a mixture of the prior with what was learnt."""
+        return None
 
     def with_prior_share(self, share: float, rest: float) -> Distribution:
         """The same mixture with other shares, of the prior and of the rest; itself, if it is no such one."""

@@ -5,6 +5,8 @@ Write :math:`p_{e,m} = q_m r_{e,m}` with the prior q. For expert e a client is e
 smallest there is. ``ratios[slot, e]`` is :math:`y_{e,m} > 0` for the raised; for the base it is 0, or
 :math:`-y_{e,m}` where a client is raised again once its :math:`y` is high enough (only Avare needs this).
 
+Some clients can be *set apart*: there are second sums without them, which nothing cancels.
+
 Each node holds the sum of :math:`w_m` over all clients below it. For every expert it holds the sum of
 :math:`w_m y_{e,m}`, the sum of :math:`w_m` and the least :math:`y_{e,m}` over the raised clients below it,
 and the most :math:`y_{e,m}` that is kept for clients of the base.
@@ -21,7 +23,7 @@ import numpy as np
 from numba import njit
 
 from sortition.core.types import Fields, FloatArray, IntArray
-from sortition.engine.sumtree import FAN
+from sortition.engine.sumtree import FAN, level_starts
 
 
 class ExpertTrees(NamedTuple):
@@ -39,6 +41,32 @@ class ExpertTrees(NamedTuple):
     """Statistics of all nodes, from the lowest level to the root: node, statistic, expert."""
     starts: IntArray
     """Where each level of nodes begins; the last entry counts the nodes."""
+    other_masses: FloatArray
+    """``masses`` with 0 for the clients that are set apart; empty as long as nobody was."""
+    other_totals: FloatArray
+    other_nodes: FloatArray
+
+
+def trees_over(clients: IntArray, masses: FloatArray, ratios: FloatArray) -> ExpertTrees:
+    """The trees above these slots; nobody is set apart."""
+    starts, experts = level_starts(max(len(clients), 1)), ratios.shape[1]
+    nodes = np.zeros((starts[-1], STATISTICS, experts))
+    nobody = (np.zeros(0), np.zeros(0), np.zeros((0, STATISTICS, experts)))
+    trees = ExpertTrees(clients, masses, ratios, np.zeros(starts[-1]), nodes, starts, *nobody)
+    rebuild(trees)
+    return trees
+
+
+def ready_to_set_apart(trees: ExpertTrees) -> ExpertTrees:
+    """The same trees with a second sum, of which nobody is set apart yet."""
+    return trees._replace(
+        other_masses=trees.masses.copy(), other_totals=trees.totals.copy(), other_nodes=trees.nodes.copy()
+    )
+
+
+def of_others(trees: ExpertTrees) -> ExpertTrees:
+    """The trees in which clients that are set apart have no mass."""
+    return trees._replace(masses=trees.other_masses, totals=trees.other_totals, nodes=trees.other_nodes)
 
 
 class ExpertArrays(NamedTuple):
@@ -57,53 +85,57 @@ STATISTICS = 4
 
 
 @njit(cache=True)
-def recompute(trees: ExpertTrees, level: int, position: int) -> None:
+def recompute(
+    masses: FloatArray,
+    ratios: FloatArray,
+    totals: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    level: int,
+    position: int,
+) -> None:
     """Recompute one node from its children."""
-    _, masses, ratios, totals, nodes, starts = trees
-    node = nodes[starts[level] + position]
+    node, first, end = starts[level] + position, FAN * position, masses.size
+    if level > 0:
+        first, end = starts[level - 1] + first, starts[level]
+    end = min(first + FAN, end)
     total = 0.0
-    experts = ratios.shape[1]
-    node[SUM, :] = 0.0
-    node[MASS, :] = 0.0
-    node[LEAST, :] = np.inf
-    node[MOST, :] = 0.0
-    if level == 0:
-        for slot in range(FAN * position, min(FAN * position + FAN, masses.size)):
-            mass = masses[slot]
-            total += mass
-            for e in range(experts):
+    for child in range(first, end):
+        total += totals[child] if level > 0 else masses[child]
+    totals[node] = total
+    for e in range(ratios.shape[1]):  # sums are plain numbers: to add to an array takes longer
+        weighed, raised_mass, least, most = 0.0, 0.0, np.inf, 0.0
+        if level > 0:
+            for child in range(first, end):
+                weighed += nodes[child, SUM, e]
+                raised_mass += nodes[child, MASS, e]
+                least = min(least, nodes[child, LEAST, e])
+                most = max(most, nodes[child, MOST, e])
+        else:
+            for slot in range(first, end):
                 y = ratios[slot, e]
                 raised = y > 0.0
-                node[SUM, e] += mass * y if raised else 0.0
-                node[MASS, e] += mass if raised else 0.0
-                node[LEAST, e] = min(node[LEAST, e], y if raised else np.inf)
-                node[MOST, e] = max(node[MOST, e], -y)
-    else:
-        first = starts[level - 1] + FAN * position
-        for child in range(first, min(first + FAN, starts[level])):
-            total += totals[child]
-            for e in range(experts):
-                node[SUM, e] += nodes[child, SUM, e]
-                node[MASS, e] += nodes[child, MASS, e]
-                node[LEAST, e] = min(node[LEAST, e], nodes[child, LEAST, e])
-                node[MOST, e] = max(node[MOST, e], nodes[child, MOST, e])
-    totals[starts[level] + position] = total
+                weighed += masses[slot] * y if raised else 0.0
+                raised_mass += masses[slot] if raised else 0.0
+                least = min(least, y if raised else np.inf)
+                most = max(most, -y)
+        nodes[node, SUM, e], nodes[node, MASS, e] = weighed, raised_mass
+        nodes[node, LEAST, e], nodes[node, MOST, e] = least, most
 
 
 @njit(cache=True)
 def rebuild(trees: ExpertTrees) -> None:
-    """Recompute every node, the lowest level first: one pass over all slots."""
-    starts = trees.starts
+    """Recompute every node, the lowest level first: one pass over all slots. Nobody is set apart."""
+    _, masses, ratios, totals, nodes, starts, _, _, _ = trees
     for level in range(starts.size - 1):
         for position in range(starts[level + 1] - starts[level]):
-            recompute(trees, level, position)
+            recompute(masses, ratios, totals, nodes, starts, level, position)
 
 
 @njit(cache=True)
 def refresh(tree_fields: Fields, slots: IntArray) -> None:
     """Recompute the nodes above ``slots``, each once where neighbours share it."""
-    trees = ExpertTrees(*tree_fields)
-    starts = trees.starts
+    _, masses, ratios, totals, nodes, starts, other_masses, other_totals, other_nodes = tree_fields
     positions = np.sort(slots)
     count = positions.size
     for level in range(starts.size - 1):
@@ -113,8 +145,31 @@ def refresh(tree_fields: Fields, slots: IntArray) -> None:
             if kept == 0 or positions[kept - 1] != position:
                 positions[kept] = position
                 kept += 1
-                recompute(trees, level, position)
         count = kept
+        for position in positions[:count]:
+            recompute(masses, ratios, totals, nodes, starts, level, position)
+        if other_masses.size:
+            for position in positions[:count]:
+                recompute(other_masses, ratios, other_totals, other_nodes, starts, level, position)
+
+
+@njit(cache=True)
+def set_apart(tree_fields: Fields, before: IntArray, slots: IntArray) -> None:
+    """Set ``slots`` apart, instead of those ``before``."""
+    trees = ExpertTrees(*tree_fields)
+    masses, others = trees.masses, trees.other_masses
+    changed, count = np.empty(before.size + slots.size, dtype=np.int64), 0
+    for slot in slots:
+        if others[slot] != 0.0:
+            changed[count], count = slot, count + 1
+        others[slot] = -1.0
+    for slot in before:
+        if others[slot] >= 0.0:
+            others[slot] = masses[slot]
+            changed[count], count = slot, count + 1
+    for slot in slots:
+        others[slot] = 0.0
+    refresh(tree_fields, changed[:count])
 
 
 @njit(cache=True)
@@ -128,7 +183,7 @@ def sweep(
     With ``remember``, a client that falls keeps its ratio, and one with a kept ratio above the threshold
     rises.
     """
-    _, masses, ratios, _, nodes, starts = trees
+    _, masses, ratios, totals, nodes, starts, other_masses, other_totals, other_nodes = trees
     experts = limits.size
     top = starts.size - 2
     entered = [0]  # positions of the nodes entered, level by level from the root
@@ -154,10 +209,25 @@ def sweep(
                 y = abs(ratios[slot, e]) * factors[e]
                 fallen = -y if remember else 0.0
                 ratios[slot, e] = y if y >= thresholds[e] else fallen
-    for level in range(top + 1):
-        begin = 0 if level == top else ends[level + 1]
-        for i in range(begin, ends[level]):
-            recompute(trees, level, entered[i])
+    _recompute_each(masses, ratios, totals, nodes, starts, entered, ends)
+    if other_masses.size:
+        _recompute_each(other_masses, ratios, other_totals, other_nodes, starts, entered, ends)
+
+
+@njit(cache=True)
+def _recompute_each(
+    masses: FloatArray,
+    ratios: FloatArray,
+    totals: FloatArray,
+    nodes: FloatArray,
+    starts: IntArray,
+    entered: list[int],
+    ends: IntArray,
+) -> None:
+    """Recompute the nodes that were ``entered``, level by level from the root, the lowest level first."""
+    for level in range(ends.size):
+        for i in range(0 if level == ends.size - 1 else ends[level + 1], ends[level]):
+            recompute(masses, ratios, totals, nodes, starts, level, entered[i])
 
 
 @njit(cache=True)
@@ -166,7 +236,7 @@ def find(trees: ExpertTrees, expert: int, scale: float, base: float, fraction: f
 
     A node weighs :math:`s \sum w y - r_0 \sum w`.
     """
-    _, masses, ratios, _, nodes, starts = trees
+    _, masses, ratios, _, nodes, starts, _, _, _ = trees
     root = nodes[-1]
     point = fraction * (scale * root[SUM, expert] - base * root[MASS, expert])
     position = 0
@@ -194,7 +264,7 @@ def find(trees: ExpertTrees, expert: int, scale: float, base: float, fraction: f
 @njit(cache=True)
 def at_least(trees: ExpertTrees, expert: int, threshold: float) -> IntArray:
     """The slots with ``mass * y`` of at least ``threshold`` > 0: nodes that weigh less are not entered."""
-    _, masses, ratios, _, nodes, starts = trees
+    _, masses, ratios, _, nodes, starts, _, _, _ = trees
     found = [0]
     for level in range(starts.size - 3, -2, -1):
         below = [0 for _ in range(0)]
@@ -227,7 +297,7 @@ def weigh(trees: ExpertTrees, mixture: Mixture, level: int, first: int, weights:
 
     At level -1 these are the clients of slots. One call for several: a call takes longer than a sum.
     """
-    _, masses, ratios, totals, nodes, starts = trees
+    _, masses, ratios, totals, nodes, starts, _, _, _ = trees
     experts, raised, base = mixture
     offset = starts[level] if level >= 0 else 0
     width = starts[level + 1] - offset if level >= 0 else masses.size
@@ -256,7 +326,7 @@ def locate(
     A client weighs :math:`w_m \sum_e` (``raised[e]`` :math:`y_{e,m}` or, in the base, ``base[e]``). All
     points go down level by level: neighbours share a node, and the memory fetches several nodes at a time.
     """
-    _, masses, ratios, totals, nodes, starts = trees
+    _, masses, ratios, totals, nodes, starts, _, _, _ = trees
     experts, raised, base = mixture
     slots, left, weights = np.zeros(points.size, dtype=np.int64), points.copy(), np.empty(points.size)
     children = np.empty(FAN)

@@ -33,7 +33,7 @@ from sortition.engine.clients import (
 from sortition.engine.drawing import Distribution, tally
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.pivotal import ProbabilityLine
-from sortition.engine.sumtree import SumTree, level_starts
+from sortition.engine.sumtree import SumTree
 
 MOST_TRIES = 10**4
 """After this many draws from the prior without an unseen client, the unseen are searched one by one."""
@@ -71,24 +71,27 @@ def look_up(
     client_masses: FloatArray,
     total_mass: float,
     places: Fields,
-    slot_clients: IntArray,
     ratios: FloatArray,
     experts: Fields,
     hints: IntArray,
 ) -> FloatArray:
-    """The mixed probabilities of ``clients``, which may have ``hints``: their slots, if these are right."""
+    """The mixed probabilities of ``clients``; ``hints`` are their slots, or -1 where that is to be found."""
     table = HashPlaces(*places)
     log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
-    result = np.empty(clients.size)
+    slots = hints if hints.size else np.full(clients.size, EMPTY)
     for i in range(clients.size):
-        slot = hints[i] if hints.size else EMPTY
-        if not 0 <= slot < slot_clients.size or slot_clients[slot] != clients[i]:
-            slot = slot_of(table, clients[i])
-            if hints.size:
-                hints[i] = slot
-        result[i] = client_masses[i] / total_mass * mixed_ratio(ratios, weights, scales, bases, slot)
-    return result
+        if slots[i] == EMPTY:
+            slots[i] = slot_of(table, clients[i])
+    result = np.zeros(clients.size)
+    for e in range(weights.size):
+        if weights[e] == 0.0:
+            continue
+        weight, scale, base = weights[e], scales[e], bases[e]
+        for i in range(clients.size):
+            y = ratios[slots[i], e] if slots[i] >= 0 else 0.0
+            result[i] += weight * (scale * y if y > 0.0 else base)
+    return client_masses / total_mass * result
 
 
 @njit(cache=True)
@@ -211,8 +214,31 @@ def see(
             put(table, clients[i], slot)
             trees.clients[slot] = clients[i]
             trees.masses[slot] = mass_of(prior, clients[i])
+            if trees.other_masses.size:
+                trees.other_masses[slot] = trees.masses[slot]
         found[i] = slot
     return found, count
+
+
+class SlotTrees:
+    """The trees over the slots, and which slots are set apart in them."""
+
+    def __init__(self, clients: IntArray, masses: FloatArray, ratios: FloatArray) -> None:
+        self.apart = np.zeros(0, dtype=np.int64)
+        self._set(expert_trees.trees_over(clients, masses, ratios))
+
+    def _set(self, trees: ExpertTrees) -> None:
+        self.trees = trees
+        self.fields: Fields = tuple(trees)
+
+    def set_apart(self, slots: IntArray) -> ExpertTrees:
+        """The trees of everybody else; ``slots`` stay set apart until others are."""
+        if not self.trees.other_masses.size:
+            self._set(expert_trees.ready_to_set_apart(self.trees))
+        if not np.array_equal(self.apart, slots):
+            expert_trees.set_apart(self.fields, self.apart, slots)
+            self.apart = slots.copy()
+        return expert_trees.of_others(self.trees)
 
 
 class ExpertMixture(Distribution):
@@ -223,7 +249,6 @@ class ExpertMixture(Distribution):
     changes them and then makes every expert sum to one.
     """
 
-    trees: ExpertTrees
     experts: ExpertArrays
     _remembers = False
     """Whether clients of the base may keep a ratio, as a negative number."""
@@ -260,21 +285,15 @@ class ExpertMixture(Distribution):
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The mixed probabilities of ``clients``."""
-        return self.look_up_again(clients, NO_HINTS)
+        return self._look_up(clients, self.expert_fields, NO_HINTS)
 
-    def look_up_again(self, clients: IntArray, hints: IntArray) -> FloatArray:
+    def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
         """The same; ``hints`` become the slots of ``clients``, which are a cache miss or two each to find."""
-        trees, places, masses = self.trees, self._table.fields, self.roster.masses(clients)
-        found: FloatArray = look_up(
-            clients,
-            masses,
-            self.roster.total,
-            places,
-            trees.clients,
-            trees.ratios,
-            self.expert_fields,
-            hints,
-        )
+        return self._look_up(clients, self.expert_fields, hints)
+
+    def _look_up(self, clients: IntArray, experts: Fields, hints: IntArray) -> FloatArray:
+        masses, total, places = self.roster.masses(clients), self.roster.total, self._table.fields
+        found: FloatArray = look_up(clients, masses, total, places, self.trees.ratios, experts, hints)
         return found
 
     def line(self) -> ProbabilityLine:
@@ -282,6 +301,13 @@ class ExpertMixture(Distribution):
         prior, places, trees, experts, _ = self._fields()
         own = tuple(self._unseen_own.arrays)
         return ProbabilityLine(prior, places, trees, experts, self._unseen.in_block, own)
+
+    def line_without(self, clients: IntArray, hints: IntArray) -> ProbabilityLine | None:
+        """The same without ``clients``, which must have been seen."""
+        slots = hints if (hints >= 0).all() else self.slots_of(clients)
+        if not len(slots) or (slots < 0).any():
+            return None
+        return self.line()._replace(trees=tuple(self._slots.set_apart(slots)))
 
     def everybody(self) -> FloatArray:
         """The mixed probabilities of all ids: the one call whose cost grows with their number."""
@@ -326,27 +352,24 @@ class ExpertMixture(Distribution):
         return float(self.weights @ self.experts.bases) / self.roster.total
 
     def sum_without(self, clients: IntArray) -> float:
-        """The mixed probability of everybody else: the trees are summed up without ``clients``."""
-        slots, trees, own_tree = self._table.slots_of(clients), self.trees, self._unseen_own
-        seen, unseen = slots[slots >= 0], clients[slots < 0]
+        """The mixed probability of everybody else: ``clients`` are set apart."""
+        slots, own_tree = self._table.slots_of(clients), self._unseen_own
+        unseen = clients[slots < 0]
         own = unseen[unseen >= self.roster.block] - self.roster.block
-        masses, own_masses = trees.masses[seen], own_tree.values[own]
-        self._set_masses(seen, np.zeros(len(seen)), own, np.zeros(len(own)))
-        log_weights, scales, bases = self.experts
         in_block = self._unseen.in_block - np.count_nonzero(
             self.roster.present(unseen[unseen < self.roster.block])
         )
-        in_base = trees.totals[-1] - self.root[expert_trees.MASS] + in_block + self._unseen.own_mass
-        left = np.exp(log_weights) @ (scales * self.root[expert_trees.SUM] + bases * in_base)
-        self._set_masses(seen, masses, own, own_masses)
-        return float(left) / self.roster.total
-
-    def _set_masses(self, slots: IntArray, masses: FloatArray, own: IntArray, own_masses: FloatArray) -> None:
-        """Change the masses of clients seen, and of unseen clients with own masses."""
-        self.trees.masses[slots] = masses
-        expert_trees.refresh(self._tree_fields, slots)
+        own_masses = own_tree.values[own]
         if len(own):
-            self._unseen_own.set(own, own_masses)
+            own_tree.set(own, np.zeros(len(own)))
+        own_mass = self._unseen.own_mass
+        if len(own):
+            own_tree.set(own, own_masses)
+        others = self._slots.set_apart(slots[slots >= 0])
+        root, (log_weights, scales, bases) = others.nodes[-1], self.experts
+        in_base = others.totals[-1] - root[expert_trees.MASS] + in_block + own_mass
+        left = np.exp(log_weights) @ (scales * root[expert_trees.SUM] + bases * in_base)
+        return float(left) / self.roster.total
 
     # Joining and leaving -----------------------------------------------------------------------------
 
@@ -366,6 +389,8 @@ class ExpertMixture(Distribution):
         slots = slots[slots >= 0]
         self._seen_and_left += len(slots)
         self.trees.masses[slots] = 0.0
+        if self.trees.other_masses.size:
+            self.trees.other_masses[slots] = 0.0
         self.set_ratios(slots, np.zeros((len(slots), len(self.experts.scales))))
         self.rescale()
 
@@ -385,6 +410,15 @@ class ExpertMixture(Distribution):
         log_weights[:] = normalise_log_weights(log_weights - np.log(factor))
 
     # Slots -------------------------------------------------------------------------------------------
+
+    @property
+    def trees(self) -> ExpertTrees:
+        """The clients seen and their ratios, by slot."""
+        return self._slots.trees
+
+    @property
+    def _tree_fields(self) -> Fields:
+        return self._slots.fields
 
     @property
     def root(self) -> FloatArray:
@@ -451,12 +485,8 @@ class ExpertMixture(Distribution):
         )
 
     def _build_trees(self, clients: IntArray, masses: FloatArray, ratios: FloatArray) -> None:
-        """Build the trees anew, above these slots."""
-        starts = level_starts(max(len(clients), 1))
-        nodes = np.zeros((starts[-1], expert_trees.STATISTICS, ratios.shape[1]))
-        self.trees = ExpertTrees(clients, masses, ratios, np.zeros(starts[-1]), nodes, starts)
-        self._tree_fields = tuple(self.trees)
-        expert_trees.rebuild(self.trees)
+        """Build the trees anew, above these slots; copies of the mixture share them."""
+        self._slots = SlotTrees(clients, masses, ratios)
 
     def _set_experts(self, log_weights: FloatArray, scales: FloatArray, bases: FloatArray) -> None:
         self.experts = ExpertArrays(log_weights, scales, bases)

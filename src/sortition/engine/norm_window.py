@@ -22,6 +22,8 @@ FEW = 20
 THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
 NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
+DIGITS = 1024
+"""A power of two that is larger than most cohorts."""
 LEAST_LOG = -744.0
 """The logarithm of about the least double."""
 UNCERTAINTY = 1.15
@@ -55,12 +57,21 @@ def _keep(entries: IntArray, values: FloatArray, counters: IntArray, which: Bool
 
 
 @njit(cache=True)
+def _place_of(ascending: IntArray, client: int) -> int:
+    """The place of ``client`` in ``ascending``, or -1."""
+    place = int(np.searchsorted(ascending, client))
+    return place if place < ascending.size and ascending[place] == client else -1
+
+
+@njit(cache=True)
 def _not_among(clients: IntArray, ascending: IntArray) -> BoolArray:
-    """Which of ``clients`` are not in ``ascending``."""
-    result = np.ones(clients.size, dtype=np.bool_)
+    """Which of ``clients`` are not in ``ascending``; those with other last digits need no search."""
+    result, digits = np.ones(clients.size, dtype=np.bool_), np.zeros(DIGITS, dtype=np.bool_)
+    for client in ascending:
+        digits[client % DIGITS] = True
     for i in range(clients.size):
-        place = np.searchsorted(ascending, clients[i])
-        result[i] = place == ascending.size or ascending[place] != clients[i]
+        if digits[clients[i] % DIGITS]:
+            result[i] = _place_of(ascending, clients[i]) < 0
     return result
 
 
@@ -220,33 +231,43 @@ def note_outliers(
 ) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
     """The outliers, ascending, and of each the logarithm of the mean of its norms since, and their number.
 
-    The last of the arrays are ``hints`` for their look-up, -1 for those that join.
+    The last of the arrays are ``hints`` for their look-up, -1 for those that join. ``means`` and ``counts``
+    are changed in place.
     Those of the window and of a cohort above the bound join. One leaves when its mean is below the bound, as
     that is now. Norms count for at most the clip.
     """
-    first = np.searchsorted(values[LOG, : counters[SIZE]], bounds[OUTLIER], side="right")
-    logs = np.minimum(np.log(np.maximum(norms, np.exp(LEAST_LOG))), bounds[CLIP])
-    found = np.concatenate((clients, entries[CLIENT, first : counters[SIZE]]))
-    found_logs = np.concatenate((logs, np.minimum(values[LOG, first : counters[SIZE]], bounds[CLIP])))
-    order = np.argsort(found, kind="mergesort")  # those of the cohort before the same ones in the window
-    room = outliers.size + found.size
+    bound, clip, least = bounds[OUTLIER], bounds[CLIP], math.exp(LEAST_LOG)
+    first = np.searchsorted(values[LOG, : counters[SIZE]], bound, side="right")
+    older = entries[CLIENT, first : counters[SIZE]]
+    joined, logs = np.empty(clients.size + older.size, dtype=np.int64), np.empty(clients.size + older.size)
+    joining = 0
+    for i in range(clients.size):
+        log = min(math.log(max(norms[i], least)), clip)
+        place = _place_of(outliers, clients[i])
+        if place >= 0:
+            counts[place] += 1
+            means[place] = _average(means[place], log, counts[place])
+        elif log > bound:
+            joined[joining], logs[joining] = clients[i], log
+            joining += 1
+    for i in range(older.size):
+        if _place_of(outliers, older[i]) < 0 and not (clients == older[i]).any():
+            joined[joining], logs[joining] = older[i], min(values[LOG, first + i], clip)
+            joining += 1
+    if not joining and (means > bound).all():
+        return outliers, means, counts, hints
+    order = np.argsort(joined[:joining])
+    room = outliers.size + joining
     new_outliers, new_counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     new_means, new_hints = np.empty(room), np.empty(room, dtype=np.int64)
-    size = old = new = 0
-    while old < outliers.size or new < found.size:
-        which = order[new] if new < found.size else -1
-        if new == found.size or (old < outliers.size and outliers[old] <= found[which]):
-            client, mean, count, hint = outliers[old], means[old], counts[old], hints[old]
-            old += 1
-            if new < found.size and client == found[which] and which < clients.size:
-                count += 1
-                mean = _average(mean, found_logs[which], count)
-        else:
-            client, mean, count, hint = found[which], found_logs[which], np.int64(1), np.int64(-1)
-        while new < found.size and found[order[new]] == client:
-            new += 1
-        if mean > bounds[OUTLIER]:
-            new_outliers[size], new_means[size], new_counts[size] = client, mean, count
-            new_hints[size] = hint
+    size = new = 0
+    for old in range(outliers.size + 1):
+        while new < joining and (old == outliers.size or joined[order[new]] < outliers[old]):
+            new_outliers[size], new_means[size] = joined[order[new]], logs[order[new]]
+            new_counts[size], new_hints[size] = 1, -1
+            size, new = size + 1, new + 1
+        if old < outliers.size and means[old] > bound:
+            new_outliers[size], new_means[size] = outliers[old], means[old]
+            new_counts[size], new_hints[size] = counts[old], hints[old]
             size += 1
     return new_outliers[:size], new_means[:size], new_counts[:size], new_hints[:size]

@@ -67,11 +67,13 @@ class ProbabilityLine(NamedTuple):
     listed: IntArray = NOBODY
     """Clients with probabilities of their own, ascending."""
     listed_probabilities: FloatArray = NOTHING
+    listed_are_out: bool = False
+    """Whether the line is without the listed clients; otherwise their segments are left out."""
 
 
 def line_of_masses(prior: Fields, in_block: int, own: Fields) -> ProbabilityLine:
     """The line of a distribution that is proportional to the masses of a roster."""
-    return ProbabilityLine(prior, _NO_PLACES, _NO_TREES, _ONE_EXPERT, in_block, own)
+    return ProbabilityLine(prior, _NO_PLACES, _no_trees(), _ONE_EXPERT, in_block, own)
 
 
 def line_of_vector(probabilities: FloatArray) -> ProbabilityLine:
@@ -80,15 +82,17 @@ def line_of_vector(probabilities: FloatArray) -> ProbabilityLine:
 
 
 _NO_PLACES: Fields = (np.full(2, EMPTY, dtype=np.int64), np.zeros(2, dtype=np.int64))
-_NO_TREES: Fields = tuple(
-    ExpertTrees(NOBODY, NOTHING, np.zeros((0, 1)), np.zeros(1), np.zeros((1, 4, 1)), np.array([0, 1]))
-)  # level_starts(1) is [0, 1]; no kernel is called here, for the first one takes 0.4 s
 _ONE_EXPERT: Fields = tuple(ExpertArrays(np.zeros(1), np.ones(1), np.ones(1)))
 
 
-@cache
+@cache  # no kernel is called at an import: the first call of one takes 0.4 s
 def _one_client() -> Fields:
     return Roster(1, np.ones(1)).fields
+
+
+@cache
+def _no_trees() -> Fields:
+    return tuple(expert_trees.trees_over(NOBODY, NOTHING, np.zeros((0, 1))))
 
 
 class Segments(NamedTuple):
@@ -212,11 +216,12 @@ def _shortened(
     certain: IntArray,
     listed: IntArray,
     listed_probabilities: FloatArray,
+    listed_are_out: bool,
     scale: float,
     turns: int,
 ) -> Shortened:
     """The line without ``certain`` clients; the ``listed`` ones with their own probabilities at its end."""
-    out = np.concatenate((certain, listed))
+    out = certain if listed_are_out else np.concatenate((certain, listed))
     starts, lengths = np.empty(out.size), np.empty(out.size)
     for j in range(out.size):
         starts[j], lengths[j] = _span_of(line, out[j])
@@ -323,6 +328,7 @@ def draw_fixed_size(
     scale: float,
     listed: IntArray,
     listed_probabilities: FloatArray,
+    listed_are_out: bool,
 ) -> tuple[bool, Weighed]:
     """A cohort with as many clients as there are rows of two uniforms.
 
@@ -335,7 +341,7 @@ def draw_fixed_size(
 
     total = line.seen + line.in_own + line.unseen_ratio * line.in_block  # one, up to rounding
     for i in range(listed.size):
-        total += listed_probabilities[i] - _span_of(line, listed[i])[1]
+        total += listed_probabilities[i] - (0.0 if listed_are_out else _span_of(line, listed[i])[1])
 
     # c with the sum of min(1, c p) = K, and the clients with c p >= 1
     c = size / total
@@ -357,7 +363,7 @@ def draw_fixed_size(
             break
         c = better
 
-    shortened = _shortened(line, certain, listed, listed_probabilities, c, size - number)
+    shortened = _shortened(line, certain, listed, listed_probabilities, listed_are_out, c, size - number)
     if not shortened.possible:
         return False, nothing
     draws = np.empty(size, dtype=np.int64)

@@ -21,6 +21,8 @@ from sortition.engine.clients import Roster
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.mixture import VANISHING, ExpertMixture
 
+ONLY_SECOND = np.array([-np.inf, 0.0])
+"""Logarithms of weights."""
 FURTHEST_LOG = 200.0
 """How far the largest logarithm may stand from the shift, either way, before all are shifted anew."""
 
@@ -171,6 +173,15 @@ class ReweightedPrior(LogRatioMixture):
     def prior_share(self) -> float:
         """The share of the prior in the mixture as it is now."""
         return math.exp(self.experts.log_weights[0])
+
+    def look_up_prior(self, clients: IntArray) -> FloatArray:
+        """The first expert's probabilities."""
+        return self.roster.shares(clients)
+
+    def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
+        """The second expert's probabilities; ``hints`` become the slots of ``clients``."""
+        _, scales, bases = self.expert_fields
+        return self._look_up(clients, (ONLY_SECOND, scales, bases), hints)
 
     def with_prior_share(self, share: float, rest: float) -> ReweightedPrior:
         """This mixture, as it is now, with other shares, of the prior and of the rest."""

@@ -31,6 +31,8 @@ LONGEST_OUTLINE = 2**24
 """Bytes of a header that are read at most to look at a file."""
 LONGEST_REMEMBERED = 1000
 """A header of at most this many bytes is read only once."""
+AVAILABLE = b'"available'
+"""What a row of a cohort that was drawn from available clients has in its header."""
 _PARTS = ("clients", "counts", "probabilities", "weights")
 _LENGTH = struct.Struct("<I")
 _DTYPE = re.compile(r"[<|][biuf](1|2|4|8)")

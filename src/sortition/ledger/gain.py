@@ -75,13 +75,14 @@ class PresentClients:
         self.unknown = ""
         """Why the masses are not known; empty if they are."""
         clients, given = record.initial_clients, record.settings.get("client_weights")
+        given = None if given is None else column_of(record.settings, "client_weights")
         if clients is None or not record.rebuildable or "client_weights" not in record.settings:
             self.unknown = "not known: the record does not say the client weights"
         elif (given is not None and len(given) != clients) or len(record.initially_left):
             self.unknown = "not known: the run goes on from one in which clients had joined or left"
         self._clients = clients or 0
         self._average = 1.0 / max(self._clients, 1)
-        self._given = None if given is None or self.unknown else column_of({"given": given}, "given")
+        self._given = None if self.unknown else given
         self._joined = np.zeros(0)
         self.count, self.total = self._clients, 1.0
         """The clients with a mass that are here, and their mass."""

@@ -16,7 +16,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import LedgerError
 from sortition.core.state import part
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import named_keywords, printable
+from sortition.core.validation import MOST_CLIENTS, named_keywords, printable, shown
 from sortition.ledger.encoding import cohort_of, column_of, ids_of, whole_of
 from sortition.ledger.files import ATTACHMENT, SNAPSHOT, RunFiles, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
@@ -323,7 +323,11 @@ def _size_in(values: Mapping[str, Any], name: str) -> int | None:
     while state and f"config.{name}" not in state:
         state = part(state, "expert0.")
     found = state.get(f"config.{name}")
-    return found if isinstance(found, int) else None
+    if not isinstance(found, int):
+        return None
+    if not 1 <= found <= MOST_CLIENTS:
+        raise LedgerError(f"config.{name} of the recorded state must be from 1 to 2**53, got {shown(found)}")
+    return found
 
 
 def _norms(observed: Event, cohort: Cohort) -> FloatArray:

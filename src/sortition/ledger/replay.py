@@ -22,7 +22,7 @@ from sortition.core.errors import ConfigurationError, LedgerError, SortitionErro
 from sortition.core.guard_settings import Guard
 from sortition.core.protocols import Sampler
 from sortition.core.state import part
-from sortition.ledger.encoding import available_of, cohort_bytes, cohort_of, ids_of, whole_of
+from sortition.ledger.encoding import AVAILABLE, available_of, cohort_bytes, cohort_of, ids_of, whole_of
 from sortition.ledger.files import SNAPSHOT, RunFiles
 from sortition.ledger.settings_in_words import DEEPEST, experts_of, fields_of
 from sortition.ledger.store import Event, Store
@@ -55,10 +55,10 @@ class Replayed:
 
     def apply(self, event: Event) -> None:
         """Repeat what the row records."""
-        values = event.values()
+        values = event.values() if event.kind != "drawn" else {}
         try:
             if event.kind == "drawn":
-                self._draw(event, values)
+                self._draw(event)
             elif event.kind == "observed":
                 self.last_observed = event.round_index
                 cohort = self.open.pop(event.round_index, None)
@@ -86,10 +86,11 @@ class Replayed:
         except (SortitionError, KeyError, AttributeError, TypeError, ValueError, MemoryError) as error:
             raise LedgerError(f"row {event.number} ({event.kind}) cannot be repeated: {error}") from error
 
-    def _draw(self, event: Event, values: Mapping[str, Any]) -> None:
-        drawn = self.sampler.draw(available_of(values))
+    def _draw(self, event: Event) -> None:
+        # most rows say nothing of availability, and need not be read: they are compared as they are
+        drawn = self.sampler.draw(available_of(event.values()) if AVAILABLE in event.payload else None)
         if drawn.round_index != event.round_index or cohort_bytes(drawn) != event.payload:
-            cohort_of(event.round_index, values)  # the error, if the row does not hold a cohort
+            cohort_of(event.round_index, event.values())  # the error, if the row does not hold a cohort
             raise LedgerError(
                 f"the sampler draws another cohort in round {event.round_index} than the recorded one: the "
                 "sampler, the version of the library or the kind of processor is not that of the record"

@@ -101,10 +101,9 @@ class EmpiricalBayesSampler(BaseSampler):
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         limited = NOTHING
-        if self._effective_distribution() is not self._distribution:
-            assert self._guard is not None
-            learnt = self._distribution.with_prior_share(0.0, 1.0)
-            limited = self._guard.limited(learnt, self._weights).look_up(cohort.clients)
+        if self._guard is not None:
+            learnt = self._guard.limited_learnt(self._distribution, self._weights)
+            limited = NOTHING if learnt is None else learnt.look_up(cohort.clients)
         slots, masses = self._see(cohort.clients), self._roster.masses(cohort.clients)
         logs, moved = learn(
             self._people,
@@ -226,7 +225,7 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     if not right:
         raise StateError("state has 'beliefs' that no clients can have")
     seen = seen[seen["visits"] > 0.0]
-    y, c, ones = seen["mean"], seen["size"], np.ones(len(seen))
+    y, c, ones = seen["mean"], np.clip(seen["size"], -FURTHEST, FURTHEST), np.ones(len(seen))
     for name, parts in {
         "met": ones,
         "means": y,

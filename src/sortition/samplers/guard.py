@@ -27,8 +27,8 @@ from sortition.core.guard_settings import LARGEST_LOG, Guard, Hits, Suspect, hit
 from sortition.core.state import array, check, count
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine import norm_window
-from sortition.engine.capped import limited
-from sortition.engine.clients import Roster
+from sortition.engine.capped import Capped, Limit, limit
+from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
 from sortition.engine.norm_window import (
     BEFORE,
@@ -82,6 +82,8 @@ class GuardState:
         self._means = np.zeros(0)  # the logarithm of the mean of the norms of each since it is one
         self._counts = np.zeros(0, dtype=np.int64)  # how many these are
         self._hints = np.zeros(0, dtype=np.int64)  # for their look-up
+        self._hinted: Distribution | None = None  # in this distribution
+        self._weighed: tuple[PriorMasses, IntArray, FloatArray, float, IntArray] | None = None
         self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
         self._begun = False
@@ -119,7 +121,7 @@ class GuardState:
         enough, they are judged; if lies were among them, all are learnt again, clipped.
         """
         anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
-        before = self._outliers
+        before, self._weighed = self._outliers, None
         if anybody or len(before):
             self._outliers, self._means, self._counts, self._hints = norm_window.note_outliers(
                 *self._window, cohort.clients, norms, before, self._means, self._counts, self._hints
@@ -139,7 +141,10 @@ class GuardState:
         A newcomer that is none counts for an outlier's bound at most: otherwise clients that come back under
         other names would set what is expected of newcomers.
         """
-        outlier, clip = (math.exp(min(bound, LARGEST_LOG)) for bound in self._bounds[:DEVIATION])
+        outlier, clip, _ = self._bounds.tolist()
+        outlier, clip = math.exp(min(outlier, LARGEST_LOG)), math.exp(min(clip, LARGEST_LOG))
+        if norms.max() <= clip and clients.max() < self._initial_clients:
+            return norms
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
             self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
@@ -161,14 +166,31 @@ class GuardState:
 
     def limited(self, distribution: Distribution, client_weights: Roster) -> Distribution:
         """``distribution`` with no more for the outliers than their share; itself, if they hold no more."""
+        found = self._limit(distribution, client_weights)
+        return distribution if found is None else Capped(distribution, found, distribution.prior_share or 0.0)
+
+    def limited_learnt(self, distribution: Distribution, client_weights: Roster) -> Distribution | None:
+        """What is left of what was learnt, without the prior's share; None if the outliers hold no more."""
+        found = self._limit(distribution, client_weights)
+        return None if found is None else Capped(distribution, found, 0.0)
+
+    def _limit(self, distribution: Distribution, client_weights: Roster) -> Limit | None:
         if not len(self._outliers):
-            return distribution
+            return None
+        if distribution is not self._hinted:
+            self._hints, self._hinted, self._weighed = np.full(len(self._outliers), -1), distribution, None
+        if self._weighed is None or self._weighed[0] is not client_weights.arrays:
+            self._weighed = (client_weights.arrays, *self._weigh_outliers(client_weights))
+        _, outliers, weights, share, hints = self._weighed
+        return limit(distribution, outliers, weights, share, hints) if 0.0 < share < 1.0 else None
+
+    def _weigh_outliers(self, client_weights: Roster) -> tuple[IntArray, FloatArray, float, IntArray]:
+        """The outliers with a weight, their weights, their share, and hints for their look-up."""
         outliers, hints, weights = self._outliers, self._hints, client_weights.shares(self._outliers)
         if not weights.all():  # nothing is learnt of clients without a weight
             counting = weights > 0.0
             outliers, hints, weights = outliers[counting], hints[counting], weights[counting]
-        share = self.largest_share(float(weights.sum()))
-        return limited(distribution, outliers, weights, share, hints) if 0.0 < share < 1.0 else distribution
+        return outliers, weights, self.largest_share(float(weights.sum())), hints
 
     def largest_share(self, weight: float) -> float:
         """S(c): what outliers of this client weight may hold of what was learnt."""
@@ -185,6 +207,7 @@ class GuardState:
     def forget(self, clients: IntArray) -> None:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
         norm_window.forget(*self._window, clients)
+        self._weighed = None
         here = ~among(self._outliers, clients)
         self._outliers, self._means = self._outliers[here], self._means[here]
         self._counts, self._hints = self._counts[here], self._hints[here]
@@ -241,8 +264,8 @@ class GuardState:
         entries[:, :size], values[:, :size] = (clients, before), (logs, rates)
         guard._set_window(size, replies, entries, values)
         guard._outliers = outliers = array(state, "guard.outliers", np.int64, (None,))
-        guard._means = array(state, "guard.means", np.float64, (len(outliers),))
-        guard._counts = array(state, "guard.counts", np.int64, (len(outliers),))
+        guard._means = array(state, "guard.means", np.float64, (len(outliers),)).copy()
+        guard._counts = array(state, "guard.counts", np.int64, (len(outliers),)).copy()
         guard._hints = np.full(len(outliers), -1)
         right = (np.diff(outliers, prepend=-1) > 0) & (outliers < ids)
         check("guard.outliers", outliers, right, f"ascending, from 0 to {ids - 1}")

@@ -20,13 +20,15 @@ from typing import Any
 import numpy as np
 
 from sortition.core.designs import INCLUSION_DESIGNS, inclusion_probabilities
-from sortition.core.errors import LedgerError
+from sortition.core.errors import LedgerError, SortitionError
 from sortition.core.types import FloatArray, IntArray
+from sortition.engine.fixed import MOST_DENSE
 from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, PROPORTIONAL, UNIFORM, StepNoise
 from sortition.lab.diagnosis.known_norms import measure_norms
 from sortition.lab.diagnosis.norm_table import NormTable
 from sortition.lab.parallel import Tick
 from sortition.ledger import RunRecord
+from sortition.ledger.encoding import column_of
 from sortition.ledger.record import Membership
 
 DRAWS_A_BLOCK = 200
@@ -80,6 +82,17 @@ def estimates(drawn: DrawnRound, cohort_size: int) -> dict[str, tuple[float, flo
 
 def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) -> StepNoise:
     """Estimate everything from the rounds that were answered."""
+    try:
+        return _measure(record, seed, tick)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, SortitionError):
+            raise
+        raise LedgerError(
+            f"{record.path} holds what no run writes, so it can't be diagnosed: {error!r}"
+        ) from error
+
+
+def _measure(record: RunRecord, seed: int, tick: Tick) -> StepNoise:
     if record.private:
         raise LedgerError(f"{record.path} is a private run: its norms are hidden, so it can't be diagnosed")
     cohort_size = record.cohort_size
@@ -206,6 +219,9 @@ class _Masses:
                 f"{record.path} does not say the client weights of its {record.sampler}, so it can't be "
                 "diagnosed"
             )
+        given = None if given is None else column_of(record.settings, "client_weights")
+        if clients > MOST_DENSE:
+            raise LedgerError(f"{record.path} has {clients} clients; up to {MOST_DENSE} can be diagnosed")
         if (given is not None and len(given) != clients) or (
             record.continues is not None and len(record.initially_left)
         ):
@@ -223,8 +239,9 @@ class _Masses:
         joined = change.joined
         if joined is not None and len(joined):
             new = np.full(len(joined), self._average) if change.masses is None else change.masses
-            self._all = np.concatenate([self._all, np.zeros(int(joined.max()) + 1 - len(self._all))])
-            self._all[joined] = new
+            if not np.array_equal(joined, len(self._all) + np.arange(len(new))):
+                raise LedgerError(f"ids of clients that join must follow {len(self._all) - 1}, got {joined}")
+            self._all = np.concatenate([self._all, new])
         if change.left is not None:
             self._all[change.left] = 0.0
 
