@@ -30,7 +30,8 @@ class MABSSampler(BaseSampler):
 
     :math:`\eta` is ``exploration`` and :math:`\bar a` is ``feedback_bound``, by default the largest of the
     first feedback. For designs other than with replacement ``count / p`` is ``K weight``, which is the same
-    number where there is replacement.
+    number where there is replacement. With a ``prior`` :math:`\pi`, the softmax is that of
+    :math:`v + \ln \pi`, and :math:`\eta\,\pi` takes the place of :math:`\eta/M`.
 
     >>> sampler = MABSSampler(num_clients=3, cohort_size=1, num_rounds=10, feedback_bound=1.0)
     >>> cohort = sampler.draw()
@@ -47,6 +48,7 @@ class MABSSampler(BaseSampler):
         num_rounds: int,
         exploration: float = 0.4,
         feedback_bound: float | None = None,
+        prior: ArrayLike | None = None,
         client_weights: ArrayLike | None = None,
         design: Design = "with_replacement",
         seed: int = 0,
@@ -54,6 +56,7 @@ class MABSSampler(BaseSampler):
         privacy: NormPrivacy | None = None,
     ) -> None:
         super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
+        self._set_prior(prior)
         self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
         self._exploration = fraction("exploration", exploration)
         self._bound = FeedbackBound(feedback_bound)
