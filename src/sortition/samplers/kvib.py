@@ -93,7 +93,9 @@ class KVibSampler(BaseSampler):
         self._bound.learnt_rounds += 1
         gains = log_feedback + np.log(cohort.weights)  # a weight is 1 / p~
         self._log_omega[cohort.clients] = np.logaddexp(self._log_omega[cohort.clients], gains)
-        prior = self._roster.masses(None) / self._roster.total  # 1/M, unless one was given or newcomers have one
+        prior = (
+            self._roster.masses(None) / self._roster.total
+        )  # 1/M, unless one was given or newcomers have one
         log_g = self._bound.log + math.log(self.num_clients / (self._exploration * self._cohort_size))
         with np.errstate(divide="ignore"):
             log_offsets = log_g + 2.0 * np.log(self.num_clients * prior)

@@ -30,8 +30,8 @@ class VRBSampler(BaseSampler):
     ``feedback_bound``, by default the largest of the first feedback. ``count / p`` at draw time is
     ``K weight``. All is kept in logs.
 
-    With a ``prior`` :math:`\pi` the regulariser is :math:`(M \pi_m)^2 L M/\theta`, and :math:`\theta \pi_m` takes
-    the place of :math:`\theta/M`: it starts from the prior, and what it follows in the end is the same.
+    With a ``prior`` :math:`\pi` the regulariser is :math:`(M \pi_m)^2 L M/\theta`, and :math:`\theta \pi_m`
+    takes the place of :math:`\theta/M`: the start is the prior, and what it follows in the end is the same.
 
     >>> sampler = VRBSampler(num_clients=3, cohort_size=1, exploration=0.5, feedback_bound=1.0)
     >>> cohort = sampler.draw()
