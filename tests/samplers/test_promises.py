@@ -46,6 +46,10 @@ SAMPLERS: dict[str, tuple[Callable[..., Sampler], float]] = {
     "vrb": (VRBSampler, 0.4 / M),
     "avare": (AvareSampler, 0.0),
     "empirical-bayes": (EmpiricalBayesSampler, 0.0),
+    "mabs-prior": (lambda **common: MABSSampler(num_rounds=50, prior=SKEWED, **common), 0.4 * 0.02),
+    "vrb-prior": (lambda **common: VRBSampler(prior=SKEWED, **common), 0.4 * 0.02),
+    "avare-prior": (lambda **common: AvareSampler(prior=SKEWED, **common), 0.0),
+    "empirical-bayes-prior": (lambda **common: EmpiricalBayesSampler(prior=SKEWED, **common), 0.0),
 }
 
 
