@@ -1,14 +1,14 @@
 """Adaptive mini-batches against random reshuffling: softmax regression, a small CNN, and the time of a step.
 
     python benchmarks/batches.py softmax [--problems A,B] [--seeds 10] [--jobs 2] [--data DIR] [--out FILE]
-    python benchmarks/batches.py cnn [--rows A,B] [--seeds 8] [--jobs 2]
+    python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 8] [--jobs 2]
     python benchmarks/batches.py time
     python benchmarks/batches.py figure --out FILE [--svg FILE.svg]     # of what softmax --out has written
 
 *softmax*: 10,000 examples, batches of 32, 15 epochs at a constant step. The target is the training loss of
-random reshuffling (RR) after two thirds of its epochs. RR's step for that is the one of ``STEPS`` with the
-lowest loss at the end; every sampler's own step, RR's too, is the one with the fewest epochs to the target.
-Steps are chosen on even seeds, where data and draws are others than in the table, which is of odd seeds. A
+random reshuffling (RR) after two thirds of its epochs. RR's step for that is the one with the lowest loss at
+the end; every sampler's own step, RR's too, is the one with the fewest epochs to the target. Steps are chosen
+by ``best_step`` on even seeds, where data and draws are others than in the table, which is of odd seeds. A
 seed's epochs are where the falling curve nearest to its losses (isotonic regression, four losses an epoch)
 meets the seed's target; one that does not get there counts as 15. In the last column is what ``diagnose``
 makes of the first epoch's norms: the sampling variance over that of uniform draws.
@@ -27,15 +27,20 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import vl_convert
 from numba import njit
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from sortition import (
     AvareSampler,
@@ -48,15 +53,16 @@ from sortition import (
 )
 from sortition.core.reshuffling import expected_copies, reshuffled
 from sortition.core.types import FloatArray, IntArray
-from sortition.integrations.torch import AdaptiveBatchSampler
+from sortition.integrations.torch import AdaptiveBatchSampler, TicketLoader, last_layer_norms
 from sortition.lab.compare import FallingCurve
 from sortition.lab.parallel import Tick, run_tasks
 from sortition.lab.problems.idx import load_images
+from sortition.lab.reports.charts import PALETTE, whole_chart
 
 N, CLASSES, WIDTH, BATCH, EPOCHS = 10_000, 10, 50, 32, 15
 PARTS = 4
 """Losses an epoch."""
-STEPS = tuple(2.0**k for k in range(-4, 5))
+STEPS = (0.0625, 0.25, 1.0, 4.0, 16.0)
 TUNING_SEEDS = 3
 PROBLEMS = {
     "rare": "rare class (1%)",
@@ -294,36 +300,67 @@ def epochs_to(target: float, losses: FloatArray) -> float:
     return EPOCHS if found is None else min(found / PARTS, EPOCHS)
 
 
+def best_step(cost: Callable[[float], float]) -> float:
+    """The best of ``STEPS``, of its double and half, and of the best of these times and over the root of 2."""
+    tried = {step: cost(step) for step in STEPS}
+    for factor in (2.0, 2.0**0.5):
+        best = min(tried, key=tried.__getitem__)
+        tried |= {step: cost(step) for step in (best / factor, best * factor)}
+    return min(tried, key=tried.__getitem__)
+
+
+def targets_of(problem: str, seeds: dict[str, list[int]], data: Path | None, tick: Tick) -> dict[str, Any]:
+    """RR's step with the lowest loss at the end, and its loss after two thirds, by seed."""
+
+    def losses(step: float, seed: int) -> FloatArray:
+        return train(problem, RR, step, seed, data, tick).losses
+
+    def final(step: float) -> float:
+        return float(np.mean([losses(step, seed)[-2 * PARTS :] for seed in seeds["even"]]))
+
+    step = best_step(final)
+    by_seed = {seed: rr_target(losses(step, seed)) for seed in seeds["even"] + seeds["odd"]}
+    return {"step": step, "by_seed": by_seed}
+
+
+def measured(
+    problem: str,
+    name: str,
+    target: dict[int, float],
+    seeds: dict[str, list[int]],
+    data: Path | None,
+    tick: Tick,
+) -> dict[str, Any]:
+    """The sampler's step by even seeds, and its epochs on odd ones."""
+
+    def epochs(step: float, seed: int) -> tuple[float, float]:
+        run = train(problem, name, step, seed, data, tick)
+        return epochs_to(target[seed], run.losses), run.ratio
+
+    step = best_step(lambda step: float(np.mean([epochs(step, seed)[0] for seed in seeds["even"]])))
+    found = [epochs(step, seed) for seed in seeds["odd"]]
+    return {
+        "step": step,
+        "epochs": [each[0] for each in found],
+        "ratio": float(np.mean([each[1] for each in found])),
+    }
+
+
 def softmax_row(
-    problem: str, names: tuple[str, ...], seeds: int, jobs: int, data: Path | None
+    problem: str, names: tuple[str, ...], count: int, jobs: int, data: Path | None
 ) -> dict[str, Any]:
     """Choose the steps on even seeds, and measure on odd ones."""
-    even, odd = (list(range(first, first + 2 * count, 2)) for first, count in ((0, TUNING_SEEDS), (1, seeds)))
-    keys = [(name, step) for name in names for step in STEPS]
-    tasks = [partial(train, problem, name, step, seed, data) for name, step in keys for seed in even]
-    runs = run_tasks(tasks, jobs)
-    tuned = {
-        key: [run.losses for run in runs[k * len(even) : (k + 1) * len(even)]] for k, key in enumerate(keys)
+    seeds = {"even": list(range(0, 2 * TUNING_SEEDS, 2)), "odd": list(range(1, 2 * count, 2))}
+    rr = targets_of(problem, seeds, data, lambda: None)
+    tasks = [partial(measured, problem, name, rr["by_seed"], seeds, data) for name in names]
+    found = dict(zip(names, run_tasks(tasks, jobs), strict=True))
+    return {
+        "problem": problem,
+        "rr_step": rr["step"],
+        "steps": {name: own["step"] for name, own in found.items()},
+        "epochs": {name: own["epochs"] for name, own in found.items()},
+        "ratio": found[ADAPTIVE]["ratio"],
     }
-    last = 2 * PARTS
-    rr_step = min(STEPS, key=lambda step: np.mean([losses[-last:] for losses in tuned[RR, step]]))
-    targets = [rr_target(losses) for losses in tuned[RR, rr_step]]
-
-    def cost(name: str, step: float) -> float:
-        return float(np.mean([epochs_to(*each) for each in zip(targets, tuned[name, step], strict=True)]))
-
-    chosen = {name: min(STEPS, key=partial(cost, name)) for name in names}
-    distinct = [(RR, rr_step), *((name, step) for name, step in chosen.items())]
-    tasks = [partial(train, problem, name, step, seed, data) for name, step in distinct for seed in odd]
-    runs = run_tasks(tasks, jobs)
-    targets = [rr_target(run.losses) for run in runs[: len(odd)]]
-    row: dict[str, Any] = {"problem": problem, "rr_step": rr_step, "steps": chosen, "epochs": {}}
-    for k, name in enumerate(names, start=1):
-        own = runs[k * len(odd) : (k + 1) * len(odd)]
-        row["epochs"][name] = [epochs_to(t, run.losses) for t, run in zip(targets, own, strict=True)]
-        if name == ADAPTIVE:
-            row["ratio"] = float(np.mean([run.ratio for run in own]))
-    return row
 
 
 def rr_target(losses: FloatArray) -> float:
@@ -346,24 +383,217 @@ def softmax(options: argparse.Namespace) -> None:
     for problem in options.problems.split(",") if options.problems else PROBLEMS:
         row = softmax_row(problem, names, options.seeds, options.jobs, options.data)
         rows.append(row)
-        cells = " | ".join(f"{shown(row['epochs'][name])} ({row['steps'][name]:g})" for name in names)
+        cells = " | ".join(f"{shown(row['epochs'][name])} ({row['steps'][name]:.2g})" for name in names)
         print(f"| {PROBLEMS[problem]} | {cells} | {row.get('ratio', float('nan')):.2f} |", flush=True)
         if options.out:
             options.out.write_text(json.dumps(rows, indent=1))
+
+
+# A small CNN ---------------------------------------------------------------------------------------------
+
+CNN_EPOCHS, TRAIN, TEST = 8, 5_000, 4_000
+CNN_STEPS = {"SGD": (0.01, 0.02, 0.05, 0.1, 0.2), "AdamW": (0.0005, 0.001, 0.002, 0.005, 0.01)}
+ROWS = {
+    "balanced, SGD": (False, "SGD"),
+    "long tail, SGD": (True, "SGD"),
+    "long tail, AdamW": (True, "AdamW"),
+}
+CNN_SAMPLERS = (RR, "EB-rr", ADAPTIVE)
+
+
+class SmallCNN(nn.Module):
+    """Two convolutions and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 7 * 7, 64),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(64, CLASSES)
+
+
+def fashion(long_tail: bool, seed: int, data: Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training and test images with their labels; the test images are balanced."""
+    images, labels, _ = load_images("fashion-mnist", data)
+    generator = np.random.default_rng([seed, 2112])
+    order = generator.permutation(len(images))
+    test, rest = order[:TEST], order[TEST:]
+    shares = 100.0 ** (-np.arange(CLASSES) / (CLASSES - 1)) if long_tail else np.ones(CLASSES)
+    counts = np.round(TRAIN * shares / shares.sum()).astype(int)
+    train_rows = np.concatenate([rest[labels[rest] == c][: counts[c]] for c in range(CLASSES)])
+    parts = []
+    for rows in (train_rows, test):
+        parts.append(torch.as_tensor(images[rows] / np.float32(255.0))[:, None])
+        parts.append(torch.as_tensor(labels[rows].astype(np.int64)))
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def train_cnn(
+    row: str, name: str, step: float, seed: int, data: Path | None, tick: Tick
+) -> tuple[float, float]:
+    """Training loss and test accuracy at the end."""
+    torch.set_num_threads(1)
+    long_tail, kind = ROWS[row]
+    images, labels, test_images, test_labels = fashion(long_tail, seed, data)
+    torch.manual_seed(seed)
+    model = SmallCNN()
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(model.parameters(), lr=step, momentum=0.9)
+        if kind == "SGD"
+        else torch.optim.AdamW(model.parameters(), lr=step)
+    )
+    sampler = contestant(name, len(labels), seed)
+    for _ in range(CNN_EPOCHS):
+        for order, weights, count in sampler.draws():
+            squares = []
+            for k in range(count):
+                batch = torch.as_tensor(order[k * BATCH : (k + 1) * BATCH])
+                features = model.body(images[batch])
+                logits = model.head(features)
+                losses = nn.functional.cross_entropy(logits, labels[batch], reduction="none")
+                own = torch.as_tensor(weights[k * BATCH : (k + 1) * BATCH], dtype=losses.dtype)
+                optimizer.zero_grad()
+                (losses * own).mean().backward()
+                optimizer.step()
+                squares.append(last_layer_norms(logits, labels[batch], features).numpy() ** 2)
+            sampler.observe(order, np.concatenate(squares).astype(np.float64))
+        tick()
+    model.eval()
+    with torch.no_grad():
+        train_loss = nn.functional.cross_entropy(model.head(model.body(images)), labels).item()
+        right = model.head(model.body(test_images)).argmax(dim=1) == test_labels
+    return train_loss, 100.0 * right.float().mean().item()
+
+
+def cnn(options: argparse.Namespace) -> None:
+    """The second table."""
+    print(
+        "| same step, paired seeds, against RR | step | RR's loss | " + " | ".join(CNN_SAMPLERS[1:]), end=""
+    )
+    print(" | RR's accuracy | " + " | ".join(CNN_SAMPLERS[1:]) + " |")
+    print("|---" * (4 + 2 * len(CNN_SAMPLERS[1:])) + "|")
+    even, odd = [0, 2], list(range(1, 1 + 2 * options.seeds, 2))
+    for row in options.rows.split(";") if options.rows else ROWS:
+        grid = CNN_STEPS[ROWS[row][1]]
+        tasks = [partial(train_cnn, row, RR, step, seed, options.data) for step in grid for seed in even]
+        tuned = np.array(run_tasks(tasks, options.jobs)).reshape(len(grid), len(even), 2)
+        step = grid[int(np.nanargmin(tuned[:, :, 0].mean(axis=1)))]
+        tasks = [
+            partial(train_cnn, row, name, step, seed, options.data) for name in CNN_SAMPLERS for seed in odd
+        ]
+        found = np.array(run_tasks(tasks, options.jobs)).reshape(len(CNN_SAMPLERS), len(odd), 2)
+        cells = [row, f"{step:g}"]
+        for what, digits in ((0, 3), (1, 1)):
+            cells.append(f"{found[0, :, what].mean():.{digits}f}")
+            for own in found[1:, :, what]:
+                away = own - found[0, :, what]
+                error = away.std(ddof=1) / np.sqrt(len(odd))
+                cells.append(f"{away.mean():+.{digits}f} ±{error:.{digits}f}")
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+# Time and figure -----------------------------------------------------------------------------------------
+
+
+def timing(options: argparse.Namespace) -> None:
+    """What a step takes, plain and adaptive in turns: the median of whole epochs."""
+    torch.set_num_threads(1)
+    images, labels, _, _ = fashion(False, 1, options.data)
+    data = TensorDataset(images, labels)
+    torch.manual_seed(0)
+    model = SmallCNN()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    plain = DataLoader(data, batch_size=BATCH, shuffle=True)
+    adaptive = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
+    taken: dict[str, list[float]] = {"plain": [], "adaptive": []}
+    for _ in range(options.repeats):
+        start = time.process_time()
+        for x, y in plain:
+            loss_of_batch = nn.functional.cross_entropy(model.head(model.body(x)), y)
+            optimizer.zero_grad()
+            loss_of_batch.backward()
+            optimizer.step()
+        taken["plain"].append((time.process_time() - start) / len(plain))
+        start = time.process_time()
+        for (x, y), ticket in adaptive:
+            features = model.body(x)
+            logits = model.head(features)
+            losses = nn.functional.cross_entropy(logits, y, reduction="none")
+            ticket.observe(last_layer_norms(logits, y, features))
+            optimizer.zero_grad()
+            ticket.mean(losses).backward()
+            optimizer.step()
+        taken["adaptive"].append((time.process_time() - start) / len(adaptive))
+    once, other = (1e3 * float(np.median(values)) for values in taken.values())
+    extra = 1e3 * float(np.median(np.array(taken["adaptive"]) - np.array(taken["plain"])))
+    print(
+        f"a step: plain {once:.2f} ms, adaptive {other:.2f} ms of CPU; extra {extra:.3f} ms (paired median)"
+    )
+
+
+def figure(options: argparse.Namespace) -> None:
+    """Epochs over RR's against the variance ratio of the first epoch's norms."""
+    points = []
+    for row in json.loads(options.out.read_text()):
+        rr, own = (np.array(row["epochs"][name]) for name in (RR, ADAPTIVE))
+        points.append(
+            {"what": PROBLEMS[row["problem"]], "ratio": row["ratio"], "epochs": own.mean() / rr.mean()}
+        )
+    x = {
+        "field": "ratio",
+        "type": "quantitative",
+        "title": "sampling variance over that of uniform draws, by diagnose after the first epoch",
+        "scale": {"domain": [0, 1.1]},
+    }
+    y = {
+        "field": "epochs",
+        "type": "quantitative",
+        "title": "epochs to the same loss, over those of random reshuffling",
+        "scale": {"domain": [0, 1.2]},
+    }
+    colour = PALETTE[0]
+    rule = {"type": "rule", "strokeDash": [6, 4], "color": "#555555"}
+    text = {"type": "text", "align": "left", "dx": 8, "fontSize": 11}
+    layers = [
+        {"data": {"values": [{"epochs": 1.0}]}, "mark": rule, "encoding": {"y": y}},
+        {
+            "mark": {"type": "point", "filled": True, "size": 70, "color": colour},
+            "encoding": {"x": x, "y": y},
+        },
+        {"mark": text, "encoding": {"x": x, "y": y, "text": {"field": "what"}}},
+    ]
+    about = "Below the dashed line adaptive batches need fewer epochs than random reshuffling."
+    spec = whole_chart(
+        {"data": {"values": points}, "layer": layers, "width": 520, "height": 340, "title": about}, about
+    )
+    options.svg.write_text(vl_convert.vegalite_to_svg(spec))
+    options.svg.with_suffix(".png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
 
 
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("softmax")
-    command.add_argument("--problems", default="")
-    command.add_argument("--samplers", default="")
-    command.add_argument("--seeds", type=int, default=10)
-    command.add_argument("--jobs", type=int, default=1)
-    command.add_argument("--data", type=Path, default=None)
-    command.add_argument("--out", type=Path, default=None)
-    command.set_defaults(run=softmax)
+    made = {}
+    for name, run in {"softmax": softmax, "cnn": cnn, "time": timing, "figure": figure}.items():
+        made[name] = commands.add_parser(name)
+        made[name].set_defaults(run=run)
+        made[name].add_argument("--data", type=Path, default=None)
+        made[name].add_argument("--out", type=Path, default=None)
+        made[name].add_argument("--jobs", type=int, default=1)
+    made["softmax"].add_argument("--problems", default="")
+    made["softmax"].add_argument("--samplers", default="")
+    made["softmax"].add_argument("--seeds", type=int, default=10)
+    made["cnn"].add_argument("--rows", default="", help="separated by ;")
+    made["cnn"].add_argument("--seeds", type=int, default=8)
+    made["time"].add_argument("--repeats", type=int, default=5)
+    made["figure"].add_argument("--svg", type=Path, required=True)
     options = parser.parse_args()
     options.run(options)
 

@@ -263,7 +263,7 @@ PRIOR_TAKERS = {
 
 @pytest.mark.parametrize("name", PRIOR_TAKERS)
 def test_a_prior_is_the_start_and_stays_in_force(name: str) -> None:
-    """Whatever the weights are. A uniform prior is none; to empirical Bayes it is one, and teaches a slope."""
+    """Whatever the weights are. A uniform prior is none, but to empirical Bayes it teaches a slope."""
     make = PRIOR_TAKERS[name]
     assert make(prior=PRIOR, **common).probabilities() == pytest.approx(PRIOR)
     alike = {key: value for key, value in common.items() if key != "client_weights"}

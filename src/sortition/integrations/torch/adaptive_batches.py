@@ -80,8 +80,8 @@ class BatchTicket:
                 f"losses must be a tensor with {len(self)} entries, one for each example of the batch "
                 f'(reduction="none"), got {type(losses).__name__} of shape {shape}'
             )
-        weights = torch.as_tensor(self.weights, dtype=losses.dtype, device=losses.device)
-        return (losses * weights).mean()
+        shares = torch.from_numpy(self.weights / len(self))
+        return losses @ shares.to(device=losses.device, dtype=losses.dtype)
 
     def observe(self, norms: Norms) -> None:
         """Learn from the gradient norms, one for each example of the batch; nan if one is not known.

@@ -47,9 +47,8 @@ def last_layer_norms(
                 raise ConfigurationError(f"logits must have shape (batch, classes), got {tuple(z.shape)}")
             residual = torch.softmax(z, dim=1)
             if targets.shape == size and not targets.is_floating_point():
-                residual = residual.scatter_add(
-                    1, targets.long()[:, None], residual.new_full((len(z), 1), -1.0)
-                )
+                minus_one = residual.new_full((1, 1), -1.0).expand(len(z), 1)
+                residual.scatter_add_(1, targets.long().unsqueeze(1), minus_one)
             elif targets.shape == z.shape:
                 residual = residual - targets
             else:
@@ -72,4 +71,5 @@ def last_layer_norms(
                 f"features must have shape ({size[0]}, width), the input of the last layer, "
                 f"got {tuple(h.shape)}"
             )
-        return norms * torch.sqrt(h.square().sum(dim=1) + float(bias))
+        lengths = torch.linalg.vector_norm(h, dim=1)
+        return norms * (torch.hypot(lengths, torch.ones_like(lengths)) if bias else lengths)
