@@ -1,7 +1,7 @@
 """Adaptive mini-batches against random reshuffling: softmax regression, a small CNN, and the time of a step.
 
-    python benchmarks/batches.py softmax [--problems A,B] [--seeds 10] [--jobs 2] [--data DIR] [--out FILE]
-    python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 8] [--jobs 2]
+    python benchmarks/batches.py softmax [--problems A,B] [--samplers A,B] [--seeds 6] [--jobs 2] [--data DIR] [--out FILE]
+    python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 6] [--jobs 2]
     python benchmarks/batches.py time
     python benchmarks/batches.py figure --out FILE [--svg FILE.svg]     # of what softmax --out has written
 
@@ -15,7 +15,7 @@ makes of the first epoch's norms: the sampling variance over that of uniform dra
 
 *cnn*: Fashion-MNIST, 5,000 training images, balanced or with a long tail (the rarest class a hundredth of the
 most frequent one), 8 epochs. All samplers have RR's step: that of ``CNN_STEPS`` with the lowest training loss
-at the end, on even seeds. Differences to RR are paired by seed; the initial model is that of the seed.
+at the end, on seed 0. Differences to RR are paired by seed; the initial model is that of the seed.
 
 *time*: what tickets, norms of the last layer and the plan of an epoch add to a step of that CNN.
 
@@ -63,7 +63,7 @@ N, CLASSES, WIDTH, BATCH, EPOCHS = 10_000, 10, 50, 32, 15
 PARTS = 4
 """Losses an epoch."""
 STEPS = (0.0625, 0.25, 1.0, 4.0, 16.0)
-TUNING_SEEDS = 3
+TUNING_SEEDS = 2
 PROBLEMS = {
     "rare": "rare class (1%)",
     "heavy": "heavy row lengths",
@@ -301,7 +301,7 @@ def epochs_to(target: float, losses: FloatArray) -> float:
 
 
 def best_step(cost: Callable[[float], float]) -> float:
-    """The best of ``STEPS``, of its double and half, and of the best of these times and over the root of 2."""
+    """The best of ``STEPS``, then of half and double of it, then of the best over and times the root of 2."""
     tried = {step: cost(step) for step in STEPS}
     for factor in (2.0, 2.0**0.5):
         best = min(tried, key=tried.__getitem__)
@@ -478,7 +478,7 @@ def cnn(options: argparse.Namespace) -> None:
     )
     print(" | RR's accuracy | " + " | ".join(CNN_SAMPLERS[1:]) + " |")
     print("|---" * (4 + 2 * len(CNN_SAMPLERS[1:])) + "|")
-    even, odd = [0, 2], list(range(1, 1 + 2 * options.seeds, 2))
+    even, odd = [0], list(range(1, 1 + 2 * options.seeds, 2))
     for row in options.rows.split(";") if options.rows else ROWS:
         grid = CNN_STEPS[ROWS[row][1]]
         tasks = [partial(train_cnn, row, RR, step, seed, options.data) for step in grid for seed in even]
@@ -589,9 +589,9 @@ def main() -> None:
         made[name].add_argument("--jobs", type=int, default=1)
     made["softmax"].add_argument("--problems", default="")
     made["softmax"].add_argument("--samplers", default="")
-    made["softmax"].add_argument("--seeds", type=int, default=10)
+    made["softmax"].add_argument("--seeds", type=int, default=6)
     made["cnn"].add_argument("--rows", default="", help="separated by ;")
-    made["cnn"].add_argument("--seeds", type=int, default=8)
+    made["cnn"].add_argument("--seeds", type=int, default=6)
     made["time"].add_argument("--repeats", type=int, default=5)
     made["figure"].add_argument("--svg", type=Path, required=True)
     options = parser.parse_args()

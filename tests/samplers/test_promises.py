@@ -88,7 +88,9 @@ def test_more_draws_than_clients() -> None:
     check_sampler(lambda seed: OSMDSampler(learning_rate=0.1, num_clients=3, cohort_size=10, seed=seed))
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "fixed" and not name.endswith("-prior")])
+@pytest.mark.parametrize(
+    "name", [name for name in SAMPLERS if name != "fixed" and not name.endswith("-prior")]
+)
 def test_a_federation_of_one(name: str) -> None:
     """All but those with a distribution that is given for 8 clients."""
     sampler = SAMPLERS[name][0](num_clients=1, cohort_size=1, seed=0)

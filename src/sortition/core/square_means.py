@@ -8,9 +8,9 @@ from sortition.core.types import FloatArray, IntArray
 
 MEMORY = 3.0
 """The visits that a running mean remembers; an epoch with more visits is remembered whole."""
-POPULATION = 1.0
+POPULATION = 0.1
 """The visits that the mean of all units counts for."""
-LEAST_SHARE = 0.2
+LEAST_SHARE = 0.3
 """The share of the draws that comes from the prior: no weight is more than one over it."""
 
 

@@ -56,7 +56,6 @@ class AvareSampler(BaseSampler):
         privacy: NormPrivacy | None = None,
     ) -> None:
         super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
-        self._set_prior(prior)
         offset = self._initial_clients if floor_offset is None else floor_offset
         self._offset = positive_number("floor_offset", offset)
         self._decay = number_between("floor_decay", floor_decay, 0.0, 3.0)
@@ -68,6 +67,7 @@ class AvareSampler(BaseSampler):
             "floor_decay": self._decay,
             "smallest_floor": self._smallest_floor,
         }
+        self._set_prior(prior)
         self._begin()
 
     def _begin(self) -> None:

@@ -67,7 +67,6 @@ class KVibSampler(BaseSampler):
     ) -> None:
         one_of("design", design, ("independent",))
         super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
-        self._set_prior(prior)
         self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
         if exploration is None:
             exploration = min(
@@ -80,6 +79,7 @@ class KVibSampler(BaseSampler):
             "exploration": self._exploration,
             "feedback_bound": self._bound.given,
         }
+        self._set_prior(prior)
         self._begin()
 
     def _begin(self) -> None:

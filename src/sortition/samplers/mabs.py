@@ -56,7 +56,6 @@ class MABSSampler(BaseSampler):
         privacy: NormPrivacy | None = None,
     ) -> None:
         super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
-        self._set_prior(prior)
         self._num_rounds = whole_number("num_rounds", num_rounds, least=1)
         self._exploration = fraction("exploration", exploration)
         self._bound = FeedbackBound(feedback_bound)
@@ -65,6 +64,7 @@ class MABSSampler(BaseSampler):
             "exploration": self._exploration,
             "feedback_bound": self._bound.given,
         }
+        self._set_prior(prior)
         self._begin()
 
     def _begin(self) -> None:

@@ -55,10 +55,10 @@ class VRBSampler(BaseSampler):
         privacy: NormPrivacy | None = None,
     ) -> None:
         super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
-        self._set_prior(prior)
         self._exploration = fraction("exploration", exploration)
         self._bound = FeedbackBound(feedback_bound)
         self.settings |= {"exploration": self._exploration, "feedback_bound": self._bound.given}
+        self._set_prior(prior)
         self._begin()
 
     def _begin(self) -> None:
