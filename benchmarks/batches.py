@@ -1,6 +1,7 @@
 """Adaptive mini-batches against random reshuffling: softmax regression, a small CNN, and the time of a step.
 
-    python benchmarks/batches.py softmax [--problems A,B] [--samplers A,B] [--seeds 6] [--jobs 2] [--data DIR] [--out FILE]
+    python benchmarks/batches.py softmax [--problems A,B] [--samplers A,B] [--seeds 6] [--jobs 2] [--data DIR]
+        [--out FILE]
     python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 6] [--jobs 2]
     python benchmarks/batches.py time
     python benchmarks/batches.py figure --out FILE [--svg FILE.svg]     # of what softmax --out has written

@@ -33,7 +33,7 @@ class SquareMeans:
     >>> beliefs = SquareMeans(np.full(3, 1 / 3))
     >>> beliefs.learn(np.array([0, 1, 2]), np.array([1.0, 1.0, 16.0]))
     >>> beliefs.ratios().round(2)
-    array([0.84, 0.84, 1.33])
+    array([0.7, 0.7, 1.6])
     """
 
     def __init__(self, masses: FloatArray) -> None:
