@@ -360,7 +360,7 @@ def softmax_row(
         "rr_step": rr["step"],
         "steps": {name: own["step"] for name, own in found.items()},
         "epochs": {name: own["epochs"] for name, own in found.items()},
-        "ratio": found[ADAPTIVE]["ratio"],
+        "ratio": found[ADAPTIVE]["ratio"] if ADAPTIVE in found else float("nan"),
     }
 
 
@@ -385,7 +385,7 @@ def softmax(options: argparse.Namespace) -> None:
         row = softmax_row(problem, names, options.seeds, options.jobs, options.data)
         rows.append(row)
         cells = " | ".join(f"{shown(row['epochs'][name])} ({row['steps'][name]:.2g})" for name in names)
-        print(f"| {PROBLEMS[problem]} | {cells} | {row.get('ratio', float('nan')):.2f} |", flush=True)
+        print(f"| {PROBLEMS[problem]} | {cells} | {row['ratio']:.2f} |", flush=True)
         if options.out:
             options.out.write_text(json.dumps(rows, indent=1))
 

@@ -50,7 +50,7 @@ class EpochPlan:
     """By place in the shard."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BatchTicket:
     """What was true when a batch was drawn: its examples, and what each counts for.
 
@@ -64,7 +64,7 @@ class BatchTicket:
     weights: FloatArray
     r""":math:`1 / (n p_i)`: one each with uniform p."""
     _sampler: AdaptiveBatchSampler = field(repr=False)
-    _heard: list[bool] = field(default_factory=list, repr=False)
+    _observed: bool = field(default=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -88,7 +88,7 @@ class BatchTicket:
 
         Any number that is about proportional to the norm will do. It is used from the next epoch on.
         """
-        if self._heard:
+        if self._observed:
             raise CohortError(
                 f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already"
             )
@@ -96,7 +96,7 @@ class BatchTicket:
         values = one_each("norms", given, len(self), "each example of the batch")
         check_norms("norms", values)
         self._sampler._hear(self.examples, values)
-        self._heard.append(True)
+        self._observed = True
 
 
 class AdaptiveBatchSampler(Sampler[list[int]]):

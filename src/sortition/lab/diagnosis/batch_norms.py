@@ -47,7 +47,11 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
         BEST: optimal_probabilities(feedback),
     }
     silent = int(np.count_nonzero(p > 0.0)) - size
-    notes = ["Uniform draws are random reshuffling, one batch at a time: over an epoch it has less noise."]
+    notes = [
+        "Clients are examples here, rounds are steps, and the norms are taken to stay as they were.",
+        "Uniform draws are random reshuffling, one batch at a time: over an epoch it has less noise.",
+        "Mislabelled examples have large norms, too: adaptive batches draw them more often.",
+    ]
     if silent:
         notes.append(f"{silent} examples were not observed yet, and are left out.")
     return StepNoise(
