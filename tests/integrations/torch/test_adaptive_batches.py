@@ -396,8 +396,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "position": lambda state: 7,
     "means": lambda state: -state["means"],
     "visits": lambda state: state["visits"][:-1],
-    "heard_units": lambda state: state["heard_units"] + N,
-    "heard_squares": lambda state: state["heard_squares"] * float("nan"),
+    "heard_examples": lambda state: state["heard_examples"] + N,
+    "heard_norms": lambda state: -state["heard_norms"],
 }
 
 

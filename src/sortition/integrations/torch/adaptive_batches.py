@@ -28,6 +28,7 @@ from sortition.core.validation import (
     require_support,
     whole_number,
 )
+from sortition.engine.clients import all_replied
 
 Norms: TypeAlias = Tensor | ArrayLike
 STATE_VERSION = 1
@@ -94,8 +95,9 @@ class BatchTicket:
             )
         given = norms.detach().double().cpu().numpy() if isinstance(norms, Tensor) else norms
         values = one_each("norms", given, len(self), "each example of the batch")
-        check_norms("norms", values)
-        self._sampler._hear(self.examples, values)
+        if not all_replied(values):
+            check_norms("norms", values)
+        self._sampler._hear(self, values)
         self._observed = True
 
 
@@ -159,8 +161,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         self._settings["groups"] = _fingerprint(None if groups is None else self._units)
         sizes = np.bincount(self._units[self._shard], self._prior[self._shard], int(self._units.max()) + 1)
         self._beliefs = SquareMeans(sizes / sizes.sum())
-        self._heard_units: list[IntArray] = []
-        self._heard_squares: list[FloatArray] = []
+        self._heard_examples: list[IntArray] = []
+        self._heard_norms: list[FloatArray] = []
         self._epoch, self._position, self._first = -1, len(self), 0
         self._plan: EpochPlan | None = None
 
@@ -198,7 +200,9 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             raise CohortError("tickets are there once the first batch of an epoch was asked for")
         for position in range(first, len(self)):
             places = self._places(plan, position)
-            yield BatchTicket(plan.epoch, position, self._shard[places], plan.weights[places], self)
+            examples, weights = self._shard[places], plan.weights[places]
+            examples.flags.writeable = weights.flags.writeable = False
+            yield BatchTicket(plan.epoch, position, examples, weights, self)
 
     def probabilities(self) -> FloatArray:
         """p of each example, by all that was observed so far; of another rank's examples 0."""
@@ -218,7 +222,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         self._first = self._position if loaded else 0
         if not loaded:
             self._beliefs = self._learnt()
-            self._heard_units, self._heard_squares = [], []
+            self._heard_examples, self._heard_norms = [], []
             self._epoch, self._position = self._epoch + 1, 0
         expected = self._expected_copies(self._beliefs)
         generator = self._generator.of_round(self._epoch * self.num_replicas + self.rank)
@@ -238,20 +242,25 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
 
     # What is learnt ----------------------------------------------------------------------------------
 
-    def _hear(self, examples: IntArray, norms: FloatArray) -> None:
+    def _hear(self, ticket: BatchTicket, norms: FloatArray) -> None:
         """Keep feedback until the next epoch is planned."""
-        known = ~np.isnan(norms)
-        if not known.all():
-            examples, norms = examples[known], norms[known]
-        self._heard_units.append(self._units[examples])
-        self._heard_squares.append(np.minimum(norms / self._prior[examples], LARGEST) ** 2)
+        self._heard_examples.append(ticket.examples)
+        self._heard_norms.append(norms.copy())  # the caller may use its array again
 
     def _learnt(self) -> SquareMeans:
         """What is known with all feedback that was kept."""
         beliefs = copy.deepcopy(self._beliefs)
-        if self._heard_units:
-            beliefs.learn(np.concatenate(self._heard_units), np.concatenate(self._heard_squares))
+        examples, norms = self._heard()
+        known = ~np.isnan(norms)
+        if known.any():
+            examples, norms = examples[known], norms[known]
+            squares = np.minimum(norms / self._prior[examples], LARGEST) ** 2
+            beliefs.learn(self._units[examples], squares)
         return beliefs
+
+    def _heard(self) -> tuple[IntArray, FloatArray]:
+        examples = np.concatenate([np.zeros(0, dtype=np.int64), *self._heard_examples])
+        return examples, np.concatenate([np.zeros(0), *self._heard_norms])
 
     # Saving and continuing ---------------------------------------------------------------------------
 
@@ -261,8 +270,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         It is that of the last batch that was *asked for*. A ``DataLoader`` with workers asks for some in
         advance: use ``TicketLoader.state_dict``, which knows the last batch that you were given.
         """
-        units = np.concatenate([np.zeros(0, dtype=np.int64), *self._heard_units])
-        squares = np.concatenate([np.zeros(0), *self._heard_squares])
+        examples, norms = self._heard()
         return {
             "kind": type(self).__name__,
             "version": STATE_VERSION,
@@ -272,8 +280,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             "position": self._position,
             "means": torch.tensor(self._beliefs.means),
             "visits": torch.tensor(self._beliefs.visits),
-            "heard_units": torch.tensor(units),
-            "heard_squares": torch.tensor(squares),
+            "heard_examples": torch.tensor(examples),
+            "heard_norms": torch.tensor(norms),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -306,14 +314,16 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             )
         size = len(self._beliefs.masses)
         means, visits = (array(state, name, np.float64, (size,)) for name in ("means", "visits"))
-        units = array(state, "heard_units", np.int64, (None,))
-        squares = array(state, "heard_squares", np.float64, units.shape)
-        for name, values in {"means": means, "visits": visits, "heard_squares": squares}.items():
+        examples = array(state, "heard_examples", np.int64, (None,))
+        norms = array(state, "heard_norms", np.float64, examples.shape)
+        for name, values in {"means": means, "visits": visits}.items():
             check(name, values, (values >= 0.0) & (values <= LARGEST**2), "finite and not negative")
-        check("heard_units", units, (units >= 0) & (units < size), f"from 0 to {size - 1}")
+        check("heard_norms", norms, ~(norms < 0.0) & ~np.isinf(norms), "finite and not negative, or nan")
+        own = np.isin(examples, self._shard)
+        check("heard_examples", examples, own, "examples of this sampler")
         self._generator = RoundGenerator(int(seed))
         self._beliefs.means, self._beliefs.visits = means, visits
-        self._heard_units, self._heard_squares = [units], [squares]
+        self._heard_examples, self._heard_norms = [examples], [norms]
         self._epoch, self._position, self._plan = epochs - 1, position, None
 
     def __repr__(self) -> str:
