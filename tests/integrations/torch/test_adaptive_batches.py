@@ -346,6 +346,19 @@ def test_the_mean_over_ranks_is_unbiased(ranks: int) -> None:
     assert per_example == pytest.approx(1 / N)
 
 
+def test_a_rank_resumes_with_its_own_state_only() -> None:
+    sampler, other = (make(num_replicas=2, rank=rank) for rank in range(2))
+    epoch(sampler)
+    state = sampler.state_dict()
+    again = make(num_replicas=2, rank=0)
+    again.load_state_dict(state)
+    assert list(again) == list(sampler)
+    with pytest.raises(StateError, match="rank"):
+        other.load_state_dict(state)
+    with pytest.raises(StateError, match="seed"):
+        make(num_replicas=2, rank=0, seed=6).load_state_dict(state)
+
+
 # Arguments and states -----------------------------------------------------------------------------------
 
 

@@ -111,8 +111,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
 
     ``prior`` is a distribution over the examples to start from and to shrink to, such as known row norms over
     their sum. With ``groups``, the label of each example's group (its source, user or language), all examples
-    of a group share what is learnt: for data whose single examples are seen too rarely or can't be told
-    apart. Neither changes the objective.
+    of a group share what is learnt: for data whose single examples are seen too rarely, or can't be addressed
+    (a dataset of streams takes the next example of the index' group). Neither changes the objective.
 
     With several processes each has its own ``rank`` below ``num_replicas``: examples are dealt to the ranks
     once, at random, and each learns about its own. All ranks have the same number of batches; mean gradients
@@ -287,8 +287,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state: batches, weights and what is learnt equal the unbroken run's to the bit.
 
-        The sampler must have been built with the arguments of the one that was saved; the seed comes from the
-        state. On a StateError nothing has changed.
+        The sampler must have been built with the arguments of the one that was saved; with one replica the
+        seed comes from the state. On a StateError nothing has changed.
         """
         if not isinstance(state_dict, Mapping):
             raise StateError(
@@ -300,6 +300,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         }
         wanted = {"kind": type(self).__name__, "version": STATE_VERSION}
         wanted |= {f"config.{name}": value for name, value in self._settings.items()}
+        if self.num_replicas > 1:  # the seed has dealt the examples
+            wanted["seed"] = str(self.seed)
         for name, value in wanted.items():
             if text(state, name) != value:
                 said = name.removeprefix("config.")
