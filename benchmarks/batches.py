@@ -2,6 +2,7 @@
 
     python benchmarks/batches.py softmax [--problems A,B] [--samplers A,B] [--seeds 6] [--jobs 2] [--data DIR]
         [--out FILE]
+    python benchmarks/batches.py decay [--problems A,B] [--seeds 6] [--data DIR]
     python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 5] [--jobs 2]
     python benchmarks/batches.py time
     python benchmarks/batches.py figure --out FILE [--svg FILE.svg]     # of what softmax --out has written
@@ -13,6 +14,8 @@ by ``best_step`` on even seeds, where data and draws are others than in the tabl
 seed's epochs are where the falling curve nearest to its losses (isotonic regression, two losses an epoch)
 meets the seed's target; one that does not get there counts as 15. In the last column is what ``diagnose``
 makes of the first epoch's norms: the sampling variance over that of uniform draws.
+
+*decay*: the same problems with steps that fall to 0, and the loss at the end.
 
 *cnn*: Fashion-MNIST, 5,000 training images, balanced or with a long tail (the rarest class a hundredth of the
 most frequent one), 6 epochs. All samplers have RR's step: that of ``CNN_STEPS`` with the lowest training loss
@@ -274,8 +277,10 @@ class Run(NamedTuple):
     ratio: float
 
 
-def train(problem: str, name: str, step: float, seed: int, data: Path | None, tick: Tick) -> Run:
-    """One run."""
+def train(
+    problem: str, name: str, step: float, seed: int, data: Path | None, tick: Tick, *, decay: bool = False
+) -> Run:
+    """One run; with ``decay`` the step falls to 0, in equal parts from loss to loss."""
     found = examples(problem, seed, data)
     size, sampler = len(found.labels), contestant(name, len(found.labels), seed)
     model = np.zeros((found.rows.shape[1], CLASSES), dtype=np.float32)
@@ -285,7 +290,8 @@ def train(problem: str, name: str, step: float, seed: int, data: Path | None, ti
         done = 0
         for order, weights, count in sampler.draws():
             w = weights.astype(np.float32)
-            squares = steps(found.rows, found.labels, model, order, w, step)
+            now = step * (1.0 - len(losses) / (EPOCHS * PARTS)) if decay else step
+            squares = steps(found.rows, found.labels, model, order, w, now)
             sampler.observe(order, np.nan_to_num(squares.astype(np.float64), posinf=1e30))
             done += count
             if done in marks:
@@ -389,6 +395,28 @@ def softmax(options: argparse.Namespace) -> None:
         print(f"| {PROBLEMS[problem]} | {cells} | {row['ratio']:.2f} |", flush=True)
         if options.out:
             options.out.write_text(json.dumps(rows, indent=1))
+
+
+def decaying(options: argparse.Namespace) -> None:
+    """The loss at the end of steps that fall to 0, the first one chosen on even seeds."""
+    names = (RR, ADAPTIVE)
+    print("| loss at the end, steps that fall to 0 | RR | adaptive | difference |")
+    print("|---|---|---|---|")
+    odd = range(1, 2 * options.seeds, 2)
+    for problem in options.problems.split(",") if options.problems else PROBLEMS:
+
+        def final(name: str, step: float, seed: int, problem: str = problem) -> float:
+            run = train(problem, name, step, seed, options.data, lambda: None, decay=True)
+            return float(run.losses[-1])
+
+        found = {}
+        for name in names:
+            step = best_step(lambda step, name=name: float(np.mean([final(name, step, s) for s in (0, 2)])))
+            found[name] = np.array([final(name, step, seed) for seed in odd])
+        away = found[ADAPTIVE] - found[RR]
+        error = away.std(ddof=1) / np.sqrt(len(away))
+        cells = " | ".join(f"{found[name].mean():.4f}" for name in names)
+        print(f"| {PROBLEMS[problem]} | {cells} | {away.mean():+.4f} ±{error:.4f} |", flush=True)
 
 
 # A small CNN ---------------------------------------------------------------------------------------------
@@ -540,39 +568,56 @@ def timing(options: argparse.Namespace) -> None:
 
 
 def figure(options: argparse.Namespace) -> None:
-    """Epochs over RR's against the variance ratio of the first epoch's norms."""
+    """Epochs of RR and of adaptive batches, a line for each problem, the largest expected gain first."""
+    rows = sorted(json.loads(options.out.read_text()), key=lambda row: row["ratio"])
     points = []
-    for row in json.loads(options.out.read_text()):
-        rr, own = (np.array(row["epochs"][name]) for name in (RR, ADAPTIVE))
-        points.append(
-            {"what": PROBLEMS[row["problem"]], "ratio": row["ratio"], "epochs": own.mean() / rr.mean()}
-        )
+    for row in rows:
+        label = f"{PROBLEMS[row['problem']]}: variance x{row['ratio']:.2f}"
+        for name in (RR, "EB-rr", ADAPTIVE):
+            values = np.array(row["epochs"][name])
+            error = values.std(ddof=1) / np.sqrt(len(values))
+            mean = values.mean()
+            points.append(
+                {"what": label, "way": name, "mean": mean, "low": mean - error, "high": mean + error}
+            )
+    order = list(dict.fromkeys(point["what"] for point in points))
+    y = {"field": "what", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 260}}
     x = {
-        "field": "ratio",
+        "field": "mean",
         "type": "quantitative",
-        "title": "sampling variance over that of uniform draws, by diagnose after the first epoch",
-        "scale": {"domain": [0, 1.1]},
+        "scale": {"domain": [0, EPOCHS]},
+        "title": "epochs to random reshuffling's loss after 10 of 15 epochs, with standard errors",
     }
-    y = {
-        "field": "epochs",
-        "type": "quantitative",
-        "title": "epochs to the same loss, over those of random reshuffling",
-        "scale": {"domain": [0, 1.2]},
+    ways, colours = [RR, "EB-rr", ADAPTIVE], [PALETTE[1], PALETTE[4], PALETTE[0]]
+    colour = {
+        "field": "way",
+        "type": "nominal",
+        "scale": {"domain": ways, "range": colours},
+        "legend": {"title": None, "orient": "bottom"},
     }
-    colour = PALETTE[0]
-    rule = {"type": "rule", "strokeDash": [6, 4], "color": "#555555"}
-    text = {"type": "text", "align": "left", "dx": 8, "fontSize": 11}
+    offset = {"field": "way", "sort": ways}
     layers = [
-        {"data": {"values": [{"epochs": 1.0}]}, "mark": rule, "encoding": {"y": y}},
         {
-            "mark": {"type": "point", "filled": True, "size": 70, "color": colour},
-            "encoding": {"x": x, "y": y},
+            "mark": {"type": "rule", "strokeWidth": 2},
+            "encoding": {
+                "y": y,
+                "yOffset": offset,
+                "x": {**x, "field": "low"},
+                "x2": {"field": "high"},
+                "color": colour,
+            },
         },
-        {"mark": text, "encoding": {"x": x, "y": y, "text": {"field": "what"}}},
+        {
+            "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+            "encoding": {"y": y, "yOffset": offset, "x": x, "color": colour},
+        },
     ]
-    about = "Below the dashed line adaptive batches need fewer epochs than random reshuffling."
+    about = (
+        "Epochs to the same training loss: random reshuffling (RR), importance reshuffling by the default "
+        "sampler (EB-rr) and by means of squares (adaptive)."
+    )
     spec = whole_chart(
-        {"data": {"values": points}, "layer": layers, "width": 520, "height": 340, "title": about}, about
+        {"data": {"values": points}, "layer": layers, "width": 420, "height": {"step": 16}}, about
     )
     options.svg.write_text(vl_convert.vegalite_to_svg(spec))
     options.svg.with_suffix(".png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
@@ -583,15 +628,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True)
     made = {}
-    for name, run in {"softmax": softmax, "cnn": cnn, "time": timing, "figure": figure}.items():
+    for name, run in {
+        "softmax": softmax,
+        "decay": decaying,
+        "cnn": cnn,
+        "time": timing,
+        "figure": figure,
+    }.items():
         made[name] = commands.add_parser(name)
         made[name].set_defaults(run=run)
         made[name].add_argument("--data", type=Path, default=None)
         made[name].add_argument("--out", type=Path, default=None)
         made[name].add_argument("--jobs", type=int, default=1)
-    made["softmax"].add_argument("--problems", default="")
     made["softmax"].add_argument("--samplers", default="")
-    made["softmax"].add_argument("--seeds", type=int, default=6)
+    for name in ("softmax", "decay"):
+        made[name].add_argument("--problems", default="")
+        made[name].add_argument("--seeds", type=int, default=6)
     made["cnn"].add_argument("--rows", default="", help="separated by ;")
     made["cnn"].add_argument("--seeds", type=int, default=5)
     made["time"].add_argument("--repeats", type=int, default=5)
