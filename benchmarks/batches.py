@@ -532,7 +532,7 @@ def cnn(options: argparse.Namespace) -> None:
 
 
 def timing(options: argparse.Namespace) -> None:
-    """What a step takes, plain and adaptive in turns: the median of whole epochs."""
+    """What a step takes, in epochs that are plain and adaptive in turns: medians over the steps, of CPU time."""
     torch.set_num_threads(1)
     images, labels, _, _ = fashion(False, 1, options.data)
     data = TensorDataset(images, labels)
@@ -541,29 +541,37 @@ def timing(options: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     plain = DataLoader(data, batch_size=BATCH, shuffle=True)
     adaptive = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
-    taken: dict[str, list[float]] = {"plain": [], "adaptive": []}
+    taken: dict[str, list[float]] = {"plain": [], "adaptive": [], "norms": [], "observe": []}
+    now = time.thread_time
     for _ in range(options.repeats):
-        start = time.process_time()
+        start = now()
         for x, y in plain:
-            loss_of_batch = nn.functional.cross_entropy(model.head(model.body(x)), y)
             optimizer.zero_grad()
-            loss_of_batch.backward()
+            nn.functional.cross_entropy(model.head(model.body(x)), y).backward()
             optimizer.step()
-        taken["plain"].append((time.process_time() - start) / len(plain))
-        start = time.process_time()
+            start, before = now(), start
+            taken["plain"].append(start - before)
+        start = now()
         for (x, y), ticket in adaptive:
             features = model.body(x)
             logits = model.head(features)
             losses = nn.functional.cross_entropy(logits, y, reduction="none")
-            ticket.observe(last_layer_norms(logits, y, features))
+            asked = now()
+            norms = last_layer_norms(logits, y, features)
+            told = now()
+            ticket.observe(norms)
+            taken["norms"].append(told - asked)
+            taken["observe"].append(now() - told)
             optimizer.zero_grad()
             ticket.mean(losses).backward()
             optimizer.step()
-        taken["adaptive"].append((time.process_time() - start) / len(adaptive))
-    once, other = (1e3 * float(np.median(values)) for values in taken.values())
-    extra = 1e3 * float(np.median(np.array(taken["adaptive"]) - np.array(taken["plain"])))
+            start, before = now(), start
+            taken["adaptive"].append(start - before)
+    medians = {name: 1e3 * float(np.median(values)) for name, values in taken.items()}
+    extra = medians["adaptive"] - medians["plain"]
     print(
-        f"a step: plain {once:.2f} ms, adaptive {other:.2f} ms of CPU; extra {extra:.3f} ms (paired median)"
+        f"a step: plain {medians['plain']:.2f} ms, adaptive {medians['adaptive']:.2f} ms; extra {extra:.3f} ms, "
+        f"of which last_layer_norms {medians['norms']:.3f}, observe {medians['observe']:.3f}"
     )
 
 
