@@ -532,7 +532,7 @@ def cnn(options: argparse.Namespace) -> None:
 
 
 def timing(options: argparse.Namespace) -> None:
-    """What a step takes, in epochs that are plain and adaptive in turns: medians over the steps, of CPU time."""
+    """What a step takes, plain and adaptive epochs in turns: medians over the steps, of CPU time."""
     torch.set_num_threads(1)
     images, labels, _, _ = fashion(False, 1, options.data)
     data = TensorDataset(images, labels)
@@ -570,8 +570,8 @@ def timing(options: argparse.Namespace) -> None:
     medians = {name: 1e3 * float(np.median(values)) for name, values in taken.items()}
     extra = medians["adaptive"] - medians["plain"]
     print(
-        f"a step: plain {medians['plain']:.2f} ms, adaptive {medians['adaptive']:.2f} ms; extra {extra:.3f} ms, "
-        f"of which last_layer_norms {medians['norms']:.3f}, observe {medians['observe']:.3f}"
+        f"a step: plain {medians['plain']:.2f} ms, adaptive {medians['adaptive']:.2f} ms; "
+        f"extra {extra:.3f} ms, of which last_layer_norms {medians['norms']:.3f}, observe {medians['observe']:.3f}"
     )
 
 
