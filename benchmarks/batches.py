@@ -571,7 +571,8 @@ def timing(options: argparse.Namespace) -> None:
     extra = medians["adaptive"] - medians["plain"]
     print(
         f"a step: plain {medians['plain']:.2f} ms, adaptive {medians['adaptive']:.2f} ms; "
-        f"extra {extra:.3f} ms, of which last_layer_norms {medians['norms']:.3f}, observe {medians['observe']:.3f}"
+        f"extra {extra:.3f} ms, of which last_layer_norms {medians['norms']:.3f}, "
+        f"observe {medians['observe']:.3f}"
     )
 
 
