@@ -25,6 +25,29 @@ def test_small_cnn_on_fashion_mnist():
     assert "AdaptiveOSMDSampler: loss" in done.stdout
 
 
+def test_coordinates(monkeypatch):
+    """Adaptive sampling needs fewer updates than other orders, and on the lasso more than an active set."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import coordinates
+    import numpy as np
+
+    def epochs(problem, turns, target):
+        problem.reset()
+        return int(coordinates.epochs_to(problem, turns, target))
+
+    def of(problem, way):
+        return way(problem.size, problem.update, np.random.default_rng(2))
+
+    lasso, kaczmarz = coordinates.Lasso(seed=1), coordinates.Kaczmarz(seed=1)
+    for problem, target in ((lasso, 1e-6), (kaczmarz, 1e-4)):
+        others = [
+            epochs(problem, of(problem, way), target) for way in (coordinates.permuted, coordinates.uniform)
+        ]
+        assert epochs(problem, of(problem, coordinates.adaptive), target) < min(others)
+    turns = coordinates.active_set(lasso.size, lasso.update, np.random.default_rng(2), lasso.active)
+    assert epochs(lasso, turns, 1e-6) < epochs(lasso, of(lasso, coordinates.adaptive), 1e-6)
+
+
 def test_flower_digits_refuses_a_sampling_that_is_none(monkeypatch):
     pytest.importorskip("flwr", reason="the extra flower is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")

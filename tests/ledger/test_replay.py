@@ -54,7 +54,11 @@ def nested() -> PortfolioSampler:
     """Experts with arrays and defences of their own, one of them a portfolio."""
     common = {**SIZES, "client_weights": WEIGHTS}
     inner = PortfolioSampler(
-        experts=[VRBSampler(**common), EmpiricalBayesSampler(**common, guard=Guard(fence=5.0))], seed=3
+        experts=[
+            VRBSampler(**common, prior=WEIGHTS[::-1]),
+            EmpiricalBayesSampler(**common, prior=WEIGHTS[::-1], guard=Guard(fence=5.0)),
+        ],
+        seed=3,
     )
     return PortfolioSampler(experts=(UniformSampler(**common), inner), meta_rate=0.5, guard=Guard(fence=6.0))
 

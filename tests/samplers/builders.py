@@ -13,6 +13,7 @@ from sortition import (
     AvareSampler,
     ConfigurationError,
     DoublingOSMDSampler,
+    EmpiricalBayesSampler,
     FixedSampler,
     MABSSampler,
     OSMDSampler,
@@ -51,6 +52,10 @@ def vrb(**changes: Any) -> VRBSampler:
 
 def avare(**changes: Any) -> AvareSampler:
     return AvareSampler(**{"num_clients": M, "cohort_size": K, **changes})
+
+
+def empirical_bayes(**changes: Any) -> EmpiricalBayesSampler:
+    return EmpiricalBayesSampler(**{"num_clients": M, "cohort_size": K, **changes})
 
 
 def fixed(**changes: Any) -> FixedSampler:

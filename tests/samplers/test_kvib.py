@@ -42,7 +42,8 @@ def optimal_client_sampling(u: np.ndarray, size: int) -> np.ndarray:
 
 
 class TestKVib:
-    def test_rounds_written_out(self):
+    @pytest.mark.parametrize("prior", [None, np.array([0.6, 0.1, 0.1, 0.1, 0.05, 0.05])])
+    def test_rounds_written_out(self, prior):
         weights = np.array([0.3, 0.25, 0.2, 0.1, 0.1, 0.05])
         bound, theta = 0.02, 0.3
         sampler = KVibSampler(
@@ -52,17 +53,19 @@ class TestKVib:
             num_rounds=30,
             exploration=theta,
             feedback_bound=bound,
+            prior=prior,
             guard=None,
             seed=4,
         )
+        start = np.full(M, 1 / M) if prior is None else prior
         norms = np.array([0.1, 1.0, 30.0, 2.0, 0.3, 5.0])
         omega = np.zeros(M)
         saw_certain = False
         for _ in range(30):
-            p = capped(np.sqrt(omega + bound * M / (theta * K)), K)
-            tilde = (1 - theta) * p + theta * K / M
+            p = capped(np.sqrt(omega + (M * start) ** 2 * bound * M / (theta * K)), K)
+            tilde = (1 - theta) * p + theta * capped(start, K)
             saw_certain |= p.max() >= 1.0
-            assert sampler.probabilities() == pytest.approx(tilde / K)
+            assert inclusion_probabilities(sampler.probabilities(), K) == pytest.approx(tilde)
             cohort = sampler.draw()
             assert cohort.probabilities == pytest.approx(tilde[cohort.clients])
             assert cohort.weights == pytest.approx(1 / tilde[cohort.clients])

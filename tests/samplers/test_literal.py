@@ -1,7 +1,8 @@
 """Samplers against re-implementations that follow the formulas and nothing else.
 
 Dense loops over all clients, no logarithms, no shared code: the paper for OSMD and its kin, the papers of the
-others (see docs/paper.md) for MABS, VRB and Avare. Given the same cohorts, the same probabilities.
+others (see docs/paper.md) for MABS, VRB and Avare; with a prior, as their docstrings say. Given
+the same cohorts, the same probabilities.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from sortition import (
     AvareSampler,
     Cohort,
     DoublingOSMDSampler,
+    EmpiricalBayesSampler,
+    KVibSampler,
     MABSSampler,
     OSMDSampler,
     VRBSampler,
@@ -139,11 +142,12 @@ class LiteralDoubling:
 class LiteralMABS:
     """Salehi, Celis and Thiran 2017: one step for each draw."""
 
-    def __init__(self, num_rounds: int, eta: float, abar: float | None) -> None:
-        self.T, self.eta, self.abar, self.v = num_rounds, eta, abar, np.zeros(M)
+    def __init__(self, num_rounds: int, eta: float, abar: float | None, prior: Array) -> None:
+        self.T, self.eta, self.abar, self.v, self.prior = num_rounds, eta, abar, np.zeros(M), prior
 
     def p(self) -> Array:
-        return (1 - self.eta) * np.exp(self.v) / np.exp(self.v).sum() + self.eta / M
+        masses = self.prior * np.exp(self.v)
+        return (1 - self.eta) * masses / masses.sum() + self.eta * self.prior
 
     def learn(self, times: Array, a: Array) -> None:
         if self.abar is None:
@@ -158,12 +162,14 @@ class LiteralMABS:
 class LiteralVRB:
     """Borsos, Krause and Levy 2018: one gain for each draw."""
 
-    def __init__(self, theta: float, bound: float | None) -> None:
-        self.theta, self.L, self.w = theta, bound, np.zeros(M)
+    def __init__(self, theta: float, bound: float | None, prior: Array) -> None:
+        self.theta, self.L, self.w, self.prior = theta, bound, np.zeros(M), prior
 
     def p(self) -> Array:
-        roots = np.ones(M) if self.L is None else np.sqrt(self.w + self.L * M / self.theta)
-        return (1 - self.theta) * roots / roots.sum() + self.theta / M
+        roots = self.prior
+        if self.L is not None:
+            roots = np.sqrt(self.w + (M * self.prior) ** 2 * self.L * M / self.theta)
+        return (1 - self.theta) * roots / roots.sum() + self.theta * self.prior
 
     def learn(self, times: Array, a: Array) -> None:
         p = self.p()
@@ -230,6 +236,49 @@ def test_adaptive_osmd(prior: Array | None, bound: float | None) -> None:
     assert np.ptp(sampler.expert_weights / LiteralAdaptive(ROUNDS, start, start, 1, 1).theta) > 0.01
 
 
+def test_avare_with_a_prior() -> None:
+    """The floor is in proportion to the prior."""
+    sampler, h = AvareSampler(prior=PRIOR, **common), np.zeros(M)
+    assert sampler.probabilities() == pytest.approx(PRIOR)
+    for t in range(1, ROUNDS):
+        cohort = sampler.draw()
+        sampler.observe(cohort, norms_for(cohort))
+        times = times_drawn(cohort) > 0
+        h[times] = np.sqrt(feedback_of(cohort)[times])
+        floor = M * PRIOR / (M ** (2 / 3) * (M + K * t) ** (1 / 3))
+        assert sampler.probabilities() == pytest.approx(project_by_bisection(h, floor), abs=1e-10)
+
+
+PRIOR_TAKERS = {
+    "empirical Bayes": EmpiricalBayesSampler,
+    "Avare": AvareSampler,
+    "VRB": VRBSampler,
+    "MABS": lambda **settings: MABSSampler(num_rounds=20, **settings),
+    "K-Vib": lambda **settings: KVibSampler(num_rounds=20, **{**settings, "design": "independent"}),
+    "OSMD": lambda **settings: OSMDSampler(learning_rate=0.002, **settings),
+    "Adaptive-OSMD": lambda **settings: AdaptiveOSMDSampler(num_rounds=20, **settings),
+    "Doubling-OSMD": DoublingOSMDSampler,
+}
+
+
+@pytest.mark.parametrize("name", PRIOR_TAKERS)
+def test_a_prior_is_the_start_and_stays_in_force(name: str) -> None:
+    """Whatever the weights are. A uniform prior is none, but to empirical Bayes it teaches a slope."""
+    make = PRIOR_TAKERS[name]
+    assert make(prior=PRIOR, **common).probabilities() == pytest.approx(PRIOR)
+    alike = {key: value for key, value in common.items() if key != "client_weights"}
+    told, untold, skewed = (make(prior=prior, **alike) for prior in (uniform, None, PRIOR))
+    for _ in range(12):
+        drawn = []
+        for sampler in (told, untold, skewed):
+            cohort = sampler.draw()
+            sampler.observe(cohort, norms_for(cohort))
+            drawn.append(cohort.clients.tolist())
+        assert name == "empirical Bayes" or drawn[0] == drawn[1]
+    assert name == "empirical Bayes" or told.probabilities() == pytest.approx(untold.probabilities())
+    assert not np.allclose(skewed.probabilities(), untold.probabilities(), rtol=1e-3)
+
+
 @pytest.mark.parametrize("restart", ["mixture", "prior"])
 @bounds
 def test_doubling_osmd(restart: str, bound: float | None) -> None:
@@ -239,15 +288,18 @@ def test_doubling_osmd(restart: str, bound: float | None) -> None:
     run(sampler, LiteralDoubling(uniform, 20.0, bound, at_mixture=restart == "mixture"))
 
 
+@priors
 @bounds
-def test_mabs(bound: float | None) -> None:
-    sampler = MABSSampler(num_rounds=20, exploration=0.25, feedback_bound=bound, **common)
-    run(sampler, LiteralMABS(20, 0.25, bound))
+def test_mabs(prior: Array | None, bound: float | None) -> None:
+    sampler = MABSSampler(num_rounds=20, exploration=0.25, feedback_bound=bound, prior=prior, **common)
+    run(sampler, LiteralMABS(20, 0.25, bound, uniform if prior is None else prior))
 
 
+@priors
 @bounds
-def test_vrb(bound: float | None) -> None:
-    run(VRBSampler(exploration=0.25, feedback_bound=bound, **common), LiteralVRB(0.25, bound))
+def test_vrb(prior: Array | None, bound: float | None) -> None:
+    sampler = VRBSampler(exploration=0.25, feedback_bound=bound, prior=prior, **common)
+    run(sampler, LiteralVRB(0.25, bound, uniform if prior is None else prior))
 
 
 def test_avare() -> None:

@@ -41,11 +41,15 @@ SAMPLERS: dict[str, tuple[Callable[..., Sampler], float]] = {
         0.4 * 0.02,
     ),
     "doubling-mixture": (lambda **common: DoublingOSMDSampler(rate_scale=10.0, **common), 0.4 / M),
-    "doubling-prior": (lambda **common: DoublingOSMDSampler(restart="prior", **common), 0.4 / M),
+    "doubling-restarted": (lambda **common: DoublingOSMDSampler(restart="prior", **common), 0.4 / M),
     "mabs": (lambda **common: MABSSampler(num_rounds=50, **common), 0.4 / M),
     "vrb": (VRBSampler, 0.4 / M),
     "avare": (AvareSampler, 0.0),
     "empirical-bayes": (EmpiricalBayesSampler, 0.0),
+    "mabs-prior": (lambda **common: MABSSampler(num_rounds=50, prior=SKEWED, **common), 0.4 * 0.02),
+    "vrb-prior": (lambda **common: VRBSampler(prior=SKEWED, **common), 0.4 * 0.02),
+    "avare-prior": (lambda **common: AvareSampler(prior=SKEWED, **common), 0.0),
+    "empirical-bayes-prior": (lambda **common: EmpiricalBayesSampler(prior=SKEWED, **common), 0.0),
 }
 
 
@@ -84,7 +88,9 @@ def test_more_draws_than_clients() -> None:
     check_sampler(lambda seed: OSMDSampler(learning_rate=0.1, num_clients=3, cohort_size=10, seed=seed))
 
 
-@pytest.mark.parametrize("name", sorted(SAMPLERS.keys() - {"fixed", "adaptive-prior"}))
+@pytest.mark.parametrize(
+    "name", [name for name in SAMPLERS if name != "fixed" and not name.endswith("-prior")]
+)
 def test_a_federation_of_one(name: str) -> None:
     """All but those with a distribution that is given for 8 clients."""
     sampler = SAMPLERS[name][0](num_clients=1, cohort_size=1, seed=0)

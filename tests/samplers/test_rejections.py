@@ -31,6 +31,7 @@ from tests.samplers.builders import (
     avare,
     build,
     doubling,
+    empirical_bayes,
     every_sampler,
     fixed,
     mabs,
@@ -118,10 +119,10 @@ BAD_MASSES: list[Any] = [
 
 @pytest.mark.parametrize("masses", BAD_MASSES)
 def test_masses_are_distributions(masses: Any) -> None:
-    """client_weights of every sampler, the prior of the OSMD samplers, the probabilities of the fixed one."""
+    """client_weights of every sampler, the prior of those that learn, the probabilities of the fixed one."""
     for name in SAMPLERS:
         assert_rejects(lambda name=name: build(name, client_weights=masses), "client_weights")
-    for make in (osmd, adaptive):
+    for make in (osmd, adaptive, mabs, vrb, avare, empirical_bayes):
         assert_rejects(lambda make=make: make(prior=masses), "prior")
     assert_rejects(lambda: fixed(probabilities=masses), "probabilities")
 
@@ -138,7 +139,8 @@ def test_an_error_names_the_client_with_the_wrong_mass(masses: Any, client: int)
 def test_a_client_with_a_weight_must_be_possible_to_draw() -> None:
     """A zero in the prior, or in fixed probabilities, of a client with a weight would bias the aggregate."""
     without_2 = [0.25, 0.25, 0.0, 0.25, 0.25]
-    for make, argument in ((osmd, "prior"), (adaptive, "prior"), (fixed, "probabilities")):
+    learners = (osmd, adaptive, mabs, vrb, avare, empirical_bayes)
+    for make, argument in (*((learner, "prior") for learner in learners), (fixed, "probabilities")):
         with pytest.raises(ConfigurationError, match=f"{argument}.*client 2"):
             make(**{argument: without_2})
         make(**{argument: without_2, "client_weights": without_2})  # it has no weight: nothing is lost
@@ -362,6 +364,7 @@ def test_states_of_another_configuration(name: str, setting: str, other: Any) ->
         (avare, "floor_decay", 0.5),
         (avare, "smallest_floor", 0.01),
         (fixed, "probabilities", [0.1, 0.2, 0.2, 0.2, 0.3]),
+        *((make, "prior", [0.1, 0.2, 0.2, 0.2, 0.3]) for make in (mabs, vrb, avare, empirical_bayes)),
     ],
 )
 def test_states_of_another_setting(make: Callable[..., Any], setting: str, other: Any) -> None:

@@ -30,7 +30,8 @@ class AvareSampler(BaseSampler):
     with C = M, :math:`\delta = 1` and :math:`p_{\min} = 0`; uniform while all h are 0. The minimum is
     :math:`\max(\epsilon_t, c\,h_m)`, the same shape as the projection of Algorithm 2, which computes it.
     t counts the rounds that had feedback. C is ``floor_offset``, :math:`\delta` is ``floor_decay`` and
-    :math:`p_{\min}` is ``smallest_floor``.
+    :math:`p_{\min}` is ``smallest_floor``. With a ``prior`` :math:`\pi` the floor of client m is
+    :math:`\epsilon_t M \pi_m`, and the start is the prior.
 
     >>> sampler = AvareSampler(num_clients=4, cohort_size=1)
     >>> cohort = sampler.draw()
@@ -47,6 +48,7 @@ class AvareSampler(BaseSampler):
         floor_offset: float | None = None,
         floor_decay: float = 1.0,
         smallest_floor: float = 0.0,
+        prior: ArrayLike | None = None,
         client_weights: ArrayLike | None = None,
         design: Design = "with_replacement",
         seed: int = 0,
@@ -65,6 +67,7 @@ class AvareSampler(BaseSampler):
             "floor_decay": self._decay,
             "smallest_floor": self._smallest_floor,
         }
+        self._set_prior(prior)
         self._begin()
 
     def _begin(self) -> None:

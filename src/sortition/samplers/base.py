@@ -52,6 +52,9 @@ KEYWORDS = """What every sampler takes; the class says what is its own.
 num_clients: M.
 cohort_size: K, the draws of a round.
 client_weights: lambda, what each client counts for in the aggregate; 1/M each if not given.
+prior: the distribution of a learner before it has learnt anything, and of its exploration: what is known of
+    the norms beforehand, times lambda. Uniform if not given; for empirical Bayes it then follows lambda. A
+    portfolio has none: each of its experts has its own.
 design: how a cohort is drawn from the probabilities.
     "fixed_size": exactly K distinct clients, the least variance of the four;
     "with_replacement": K draws, the same client perhaps several times, as in the paper;
@@ -537,8 +540,13 @@ class BaseSampler(ABC):
         everything = {**self._common_settings, **self.settings}
         return {name: _plain(value) for name, value in everything.items() if name != "seed"}
 
+    def _log_prior_ratios(self, clients: IntArray) -> FloatArray:
+        """The logarithms of M times the prior of ``clients``, in the units of the start: 0 if uniform."""
+        ratios = self._roster.masses(clients) * (self._initial_clients / self._roster.unit)
+        return np.asarray(np.log(ratios))
+
     def _set_prior(self, prior: ArrayLike | None) -> None:
-        """Start from ``prior`` instead of the uniform distribution."""
+        """Start from ``prior`` instead of the uniform distribution, and explore by it."""
         given = None
         if prior is not None:
             given = distribution("prior", prior, self._initial_clients)

@@ -32,9 +32,9 @@ NOTHING = np.zeros(0)
 class EmpiricalBayesSampler(BaseSampler):
     r"""Draws in proportion to the root of the *expected* squared norm, given all that was seen.
 
-    The prior is :math:`\pi = (1-\rho)\lambda + \rho/M`. ``core.beliefs.Beliefs`` has the formula, and
-    ``engine.belief_update`` computes it; ``docs/default-sampler.md`` explains each part and shows what it is
-    worth.
+    The prior is ``prior`` or, if that is not given, :math:`\pi = (1-\rho)\lambda + \rho/M`.
+    ``core.beliefs.Beliefs`` has the formula, and ``engine.belief_update`` computes it;
+    ``docs/default-sampler.md`` explains each part and shows what it is worth.
 
     >>> sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5)
     >>> for _ in range(200):
@@ -49,6 +49,7 @@ class EmpiricalBayesSampler(BaseSampler):
         *,
         num_clients: int,
         cohort_size: int,
+        prior: ArrayLike | None = None,
         client_weights: ArrayLike | None = None,
         design: Design = "fixed_size",
         seed: int = 0,
@@ -56,11 +57,13 @@ class EmpiricalBayesSampler(BaseSampler):
         privacy: NormPrivacy | None = None,
     ) -> None:
         super().__init__(num_clients, cohort_size, client_weights, design, seed, guard, privacy)
-        self._center = 0.0  # what the logarithms of prior masses are relative to
-        if self._given_weights is not None:
+        self._set_prior(prior)
+        if prior is None and self._given_weights is not None:
             mixed = (1.0 - PRIOR_UNIFORM) * self._given_weights + PRIOR_UNIFORM / self._initial_clients
             self._roster = Roster(self._initial_clients, mixed)
-            self._center = float(np.log(mixed).mean())
+        masses = self._roster.own.values  # all clients', or none's if they are equal
+        # what the logarithms of prior masses are relative to
+        self._center = float(np.log(masses[masses > 0.0]).mean()) if len(masses) else 0.0
         self._begin()
 
     def reply_rate(self, clients: ArrayLike | None = None) -> FloatArray:
@@ -163,9 +166,9 @@ class EmpiricalBayesSampler(BaseSampler):
         return slots, records
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
-        """The prior of a newcomer depends on its lambda, too, if that is given."""
+        """The prior of a newcomer depends on its lambda, too, if that is given and no prior was."""
         self._newcomers = True
-        if client_weights is not None:
+        if client_weights is not None and self.settings["prior"] is None:
             masses = (1.0 - PRIOR_UNIFORM) * client_weights + PRIOR_UNIFORM * masses
         return super()._admit(masses, client_weights)
 
@@ -246,6 +249,7 @@ def default_sampler(
     cohort_size: int,
     client_weights: ArrayLike | None = None,
     *,
+    prior: ArrayLike | None = None,
     design: Design = "fixed_size",
     seed: int = 0,
     guard: Guard | None = GUARD,
@@ -255,7 +259,8 @@ def default_sampler(
 
     It draws ``cohort_size`` distinct clients in each round (``design="fixed_size"``), or all if there are no
     more. ``client_weights`` is what each client counts for in the aggregate, such as its share of the data;
-    equal if not given. ``seed`` fixes all randomness of a run. ``guard`` defends against clients that lie
+    equal if not given. ``prior`` is the distribution to start from and to shrink to, if more is known than
+    ``client_weights``. ``seed`` fixes all randomness of a run. ``guard`` defends against clients that lie
     about their norms. ``privacy`` clips and noises the norms before anything is learnt from them.
 
     >>> default_sampler(100, 5).draw().cohort_size
@@ -264,6 +269,7 @@ def default_sampler(
     return EmpiricalBayesSampler(
         num_clients=num_clients,
         cohort_size=cohort_size,
+        prior=prior,
         client_weights=client_weights,
         design=design,
         seed=seed,

@@ -36,6 +36,9 @@ class KVibSampler(BaseSampler):
     as no :math:`\tilde p_m` exceeds one, the design's :math:`\min(1, c\,\tilde p_m / K)` gives back just
     :math:`\tilde p_m`.
 
+    With a ``prior`` :math:`\pi` the regulariser is :math:`(M \pi_m)^2 G M / (\theta K)`, and
+    :math:`\min(1, c\,\pi_m)` takes the place of :math:`K/M`.
+
     It is here to be compared with: a round costs O(M log M).
 
     >>> sampler = KVibSampler(num_clients=4, cohort_size=2, num_rounds=4, feedback_bound=1.0)
@@ -55,6 +58,7 @@ class KVibSampler(BaseSampler):
         num_rounds: int,
         exploration: float | None = None,
         feedback_bound: float | None = None,
+        prior: ArrayLike | None = None,
         client_weights: ArrayLike | None = None,
         design: Design = "independent",
         seed: int = 0,
@@ -75,6 +79,7 @@ class KVibSampler(BaseSampler):
             "exploration": self._exploration,
             "feedback_bound": self._bound.given,
         }
+        self._set_prior(prior)
         self._begin()
 
     def _begin(self) -> None:
@@ -88,12 +93,17 @@ class KVibSampler(BaseSampler):
         self._bound.learnt_rounds += 1
         gains = log_feedback + np.log(cohort.weights)  # a weight is 1 / p~
         self._log_omega[cohort.clients] = np.logaddexp(self._log_omega[cohort.clients], gains)
-        prior = self._roster.masses(None) / self._roster.total  # 1/M, unless newcomers have other masses
+        prior = (
+            self._roster.masses(None) / self._roster.total
+        )  # 1/M, unless one was given or newcomers have one
         log_g = self._bound.log + math.log(self.num_clients / (self._exploration * self._cohort_size))
-        logs = np.where(prior > 0.0, 0.5 * np.logaddexp(self._log_omega, log_g), -np.inf)
-        u = prior * np.exp(logs - logs.max())
+        with np.errstate(divide="ignore"):
+            log_offsets = log_g + 2.0 * np.log(self.num_clients * prior)
+        logs = np.where(prior > 0.0, 0.5 * np.logaddexp(self._log_omega, log_offsets), -np.inf)
+        u = np.exp(logs - logs.max())
         p = inclusion_probabilities(u / u.sum(), self._cohort_size)
-        self._dense.set((1.0 - self._exploration) * p / p.sum() + self._exploration * prior)
+        start = inclusion_probabilities(prior, self._cohort_size)
+        self._dense.set((1.0 - self._exploration) * p / p.sum() + self._exploration * start / start.sum())
 
     @property
     def feedback_bound(self) -> float | None:

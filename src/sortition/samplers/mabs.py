@@ -30,7 +30,8 @@ class MABSSampler(BaseSampler):
 
     :math:`\eta` is ``exploration`` and :math:`\bar a` is ``feedback_bound``, by default the largest of the
     first feedback. For designs other than with replacement ``count / p`` is ``K weight``, which is the same
-    number where there is replacement.
+    number where there is replacement. With a ``prior`` :math:`\pi`, the softmax is that of
+    :math:`v + \ln \pi`, and :math:`\eta\,\pi` takes the place of :math:`\eta/M`.
 
     >>> sampler = MABSSampler(num_clients=3, cohort_size=1, num_rounds=10, feedback_bound=1.0)
     >>> cohort = sampler.draw()
@@ -47,6 +48,7 @@ class MABSSampler(BaseSampler):
         num_rounds: int,
         exploration: float = 0.4,
         feedback_bound: float | None = None,
+        prior: ArrayLike | None = None,
         client_weights: ArrayLike | None = None,
         design: Design = "with_replacement",
         seed: int = 0,
@@ -62,6 +64,7 @@ class MABSSampler(BaseSampler):
             "exploration": self._exploration,
             "feedback_bound": self._bound.given,
         }
+        self._set_prior(prior)
         self._begin()
 
     def _begin(self) -> None:

@@ -30,6 +30,9 @@ class VRBSampler(BaseSampler):
     ``feedback_bound``, by default the largest of the first feedback. ``count / p`` at draw time is
     ``K weight``. All is kept in logs.
 
+    With a ``prior`` :math:`\pi` the regulariser is :math:`(M \pi_m)^2 L M/\theta`, and :math:`\theta \pi_m`
+    takes the place of :math:`\theta/M`: the start is the prior, and what it follows in the end is the same.
+
     >>> sampler = VRBSampler(num_clients=3, cohort_size=1, exploration=0.5, feedback_bound=1.0)
     >>> cohort = sampler.draw()
     >>> sampler.observe(cohort, [3.0])  # w = 1/9 * 9 * 3
@@ -44,6 +47,7 @@ class VRBSampler(BaseSampler):
         cohort_size: int,
         exploration: float = 0.4,
         feedback_bound: float | None = None,
+        prior: ArrayLike | None = None,
         client_weights: ArrayLike | None = None,
         design: Design = "with_replacement",
         seed: int = 0,
@@ -54,6 +58,7 @@ class VRBSampler(BaseSampler):
         self._exploration = fraction("exploration", exploration)
         self._bound = FeedbackBound(feedback_bound)
         self.settings |= {"exploration": self._exploration, "feedback_bound": self._bound.given}
+        self._set_prior(prior)
         self._begin()
 
     def _begin(self) -> None:
@@ -66,7 +71,8 @@ class VRBSampler(BaseSampler):
         self._bound.learnt_rounds += 1
         # the roots are normalised: relative to that of an unseen client they are sqrt(1 + w / offset)
         log_offset = self._bound.log + math.log(self._initial_clients / self._exploration)
-        gains = math.log(self._cohort_size) + np.log(cohort.weights) + log_feedback - log_offset
+        log_offsets = log_offset + 2.0 * self._log_prior_ratios(cohort.clients)
+        gains = math.log(self._cohort_size) + np.log(cohort.weights) + log_feedback - log_offsets
         squares = 2.0 * self._reweighted.logs(cohort.clients)
         self._reweighted.reweight(cohort.clients, 0.5 * np.logaddexp(squares, gains))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sortition.core.errors import ConfigurationError
 from sortition.core.validation import named_keywords, positive_number, whole_number
+from sortition.lab.diagnosis.batch_norms import BatchSampler, measure_batches
 from sortition.lab.diagnosis.findings import CHOICES, Diagnosis
 from sortition.lab.diagnosis.known_norms import measure_norms
 from sortition.lab.diagnosis.norm_table import NormTable, read_norms
@@ -39,6 +40,7 @@ def diagnose(
 
     - a path that ends in ``.csv``, or a ``NormTable``: norms of all clients, in one round or in several;
     - a path of a recorded run, or a ``RunRecord``, also of a Flower run;
+    - an ``AdaptiveBatchSampler`` after its first epoch: examples and batches instead of clients and cohorts;
     - a problem, as in ``sortition.lab.training.Problem``: it is trained for ``num_rounds`` rounds with the
       default sampler at ``step_size``, to measure the noise, and with each choice, several times, at a step
       of its own. These ``pilots`` are about a hundred trainings. Without them the verdict is a prediction.
@@ -62,10 +64,12 @@ def diagnose(
         return _of_table(source, "Norms", cohort_size, seed, tick)
     if isinstance(source, RunRecord):
         return _of_run(source, cohort_size, seed, tick)
+    if hasattr(source, "tickets"):
+        return _of_batches(source, cohort_size)
     if not hasattr(source, "updates"):
         raise ConfigurationError(
-            "source must be a path of norms (.csv) or of a recorded run, a NormTable, a RunRecord or a "
-            f"problem, got {type(source).__name__}"
+            "source must be a path of norms (.csv) or of a recorded run, a NormTable, a RunRecord, "
+            f"an AdaptiveBatchSampler or a problem, got {type(source).__name__}"
         )
     check_problem(source)
     if step_size is None:
@@ -91,6 +95,16 @@ def diagnose(
         notes = () if trained else ("Training does not lower the loss in so few rounds: pilots say nothing.",)
         noise = replace(noise, pilots=trained, notes=(*noise.notes, *notes))
     return Diagnosis(f"{type(source).__name__}, {num_rounds} rounds at step {step_size:g}", noise)
+
+
+def _of_batches(sampler: BatchSampler, cohort_size: int | None) -> Diagnosis:
+    if cohort_size not in (None, sampler.batch_size):
+        raise ConfigurationError(
+            f"cohort_size of a batch sampler is its batch_size, {sampler.batch_size}; leave it out, "
+            f"got {cohort_size}"
+        )
+    noise = measure_batches(sampler)
+    return Diagnosis(f"{noise.num_clients} examples, batches of {noise.cohort_size}", noise)
 
 
 def _of_table(table: NormTable, name: str, cohort_size: int | None, seed: int, tick: Tick) -> Diagnosis:

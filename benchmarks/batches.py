@@ -1,0 +1,665 @@
+"""Adaptive mini-batches against random reshuffling: softmax regression, a small CNN, and the time of a step.
+
+    python benchmarks/batches.py softmax [--problems A,B] [--samplers A,B] [--seeds 6] [--jobs 2] [--data DIR]
+        [--out FILE]
+    python benchmarks/batches.py decay [--problems A,B] [--seeds 6] [--data DIR]
+    python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 5] [--jobs 2]
+    python benchmarks/batches.py time
+    python benchmarks/batches.py figure --out FILE [--svg FILE.svg]     # of what softmax --out has written
+
+*softmax*: 10,000 examples, batches of 32, 15 epochs at a constant step. The target is the training loss of
+random reshuffling (RR) after two thirds of its epochs. RR's step for that is the one with the lowest loss at
+the end; every sampler's own step, RR's too, is the one with the fewest epochs to the target. Steps are chosen
+by ``best_step`` on even seeds, where data and draws are others than in the table, which is of odd seeds. A
+seed's epochs are where the falling curve nearest to its losses (isotonic regression, two losses an epoch)
+meets the seed's target; one that does not get there counts as 15. In the last column is what ``diagnose``
+makes of the first epoch's norms: the sampling variance over that of uniform draws.
+
+*decay*: the same problems with steps that fall to 0, and the loss at the end.
+
+*cnn*: Fashion-MNIST, 5,000 training images, balanced or with a long tail (the rarest class a hundredth of the
+most frequent one), 6 epochs. All samplers have RR's step: that of ``CNN_STEPS`` with the lowest training loss
+at the end, on seed 0. Differences to RR are paired by seed; the initial model is that of the seed.
+
+*time*: what tickets, norms of the last layer and the plan of an epoch add to a step of that CNN.
+
+The released sampler is "adaptive". "EB-rr" is importance reshuffling by the probabilities of the default
+sampler. The others draw with replacement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import vl_convert
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sortition import (
+    AvareSampler,
+    Cohort,
+    EmpiricalBayesSampler,
+    Sampler,
+    UniformSampler,
+    VRBSampler,
+    diagnose,
+)
+from sortition.core.reshuffling import expected_copies, reshuffled
+from sortition.core.types import FloatArray, IntArray
+from sortition.integrations.torch import AdaptiveBatchSampler, TicketLoader, last_layer_norms
+from sortition.lab.compare import FallingCurve
+from sortition.lab.parallel import Tick, run_tasks
+from sortition.lab.problems.idx import load_images
+from sortition.lab.reports.charts import PALETTE, whole_chart
+
+N, CLASSES, WIDTH, BATCH, EPOCHS = 10_000, 10, 50, 32, 15
+PARTS = 2
+"""Losses an epoch."""
+STEPS = (0.25, 1.0, 4.0, 16.0)
+TUNING_SEEDS = 2
+PROBLEMS = {
+    "rare": "rare class (1%)",
+    "heavy": "heavy row lengths",
+    "noisy": "10% label noise",
+    "tail": "long tail",
+    "balanced": "balanced, clean",
+    "mnist": "MNIST",
+}
+ADAPTIVE, RR = "adaptive", "RR"
+SAMPLERS = (RR, "uniform", "empirical Bayes", "EB-rr", ADAPTIVE, "Avare", "VRB")
+Features = NDArray[np.float32]
+
+
+class Examples(NamedTuple):
+    """Rows and labels; the last column of the rows is one."""
+
+    rows: Features
+    labels: IntArray
+
+
+@lru_cache(maxsize=16)
+def examples(problem: str, seed: int, data: Path | None) -> Examples:
+    """Ten Gaussian classes whose coordinates shrink as j^-3/4, changed as the problem says; or MNIST."""
+    generator = np.random.default_rng([seed, 2111])
+    if problem == "mnist":
+        images, classes, _ = load_images("mnist", data)
+        chosen = generator.permutation(len(images))[:N]
+        rows, labels = images[chosen].reshape(len(chosen), -1) / 255.0, classes[chosen].astype(np.int64)
+        rows *= 8.0 / np.sqrt((rows**2).sum(axis=1).mean())
+    else:
+        shares = np.ones(CLASSES)
+        if problem == "rare":
+            shares[-1] = 0.01 * (CLASSES - 1) / 0.99
+        if problem == "tail":
+            shares = 100.0 ** (-np.arange(CLASSES) / (CLASSES - 1))
+        labels = generator.choice(CLASSES, N, p=shares / shares.sum())
+        rows = 0.5 * generator.normal(size=(CLASSES, WIDTH))[labels] + generator.normal(size=(N, WIDTH))
+        rows *= np.arange(1, WIDTH + 1) ** -0.75
+        rows *= 2.0 / np.sqrt((rows**2).sum(axis=1).mean())
+        if problem == "heavy":
+            rows *= np.exp(generator.normal(size=(N, 1)) - 0.5)
+        if problem == "noisy":
+            wrong = generator.random(N) < 0.1
+            labels = np.where(wrong, generator.integers(CLASSES, size=N), labels)
+    ones = np.ones((len(rows), 1))
+    return Examples(np.hstack([rows, ones]).astype(np.float32), labels)
+
+
+@njit(cache=True, fastmath=True)
+def steps(
+    rows: Features, labels: IntArray, model: Features, order: IntArray, weights: Features, step: float
+) -> Features:
+    """Gradient steps on batches of ``order``; the squared gradient norm of each draw is returned."""
+    width, classes = model.shape
+    squares = np.zeros(order.size, dtype=np.float32)
+    change, z = np.zeros_like(model), np.zeros(classes, dtype=np.float32)
+    for start in range(0, order.size, BATCH):
+        end = min(start + BATCH, order.size)
+        change[:] = 0.0
+        for k in range(start, end):
+            row, label = rows[order[k]], labels[order[k]]
+            z[:] = 0.0
+            length = np.float32(0.0)
+            for j in range(width):
+                length += row[j] * row[j]
+                for c in range(classes):
+                    z[c] += row[j] * model[j, c]
+            z -= z.max()
+            z[:] = np.exp(z)
+            z /= z.sum()
+            z[label] -= np.float32(1.0)
+            squares[k] = length * (z * z).sum()
+            z *= weights[k] * np.float32(step / (end - start))
+            for j in range(width):
+                for c in range(classes):
+                    change[j, c] += row[j] * z[c]
+        model -= change
+    return squares
+
+
+def loss(data: Examples, model: Features) -> float:
+    """The mean cross-entropy over all examples."""
+    z = data.rows @ model
+    top = z.max(axis=1)
+    logs = np.log(np.exp(z - top[:, None]).sum(axis=1)) + top
+    return float(np.mean(logs - z[np.arange(len(z)), data.labels]))
+
+
+# Samplers ------------------------------------------------------------------------------------------------
+
+Piece = tuple[IntArray, FloatArray, int]
+"""Examples and weights of some batches, and the number of these."""
+
+
+def pieces(order: IntArray, weights: FloatArray) -> Iterator[Piece]:
+    """An epoch in ``PARTS`` pieces of whole batches."""
+    batches = -(-len(order) // BATCH)
+    ends = [0, *(batches * (k + 1) // PARTS for k in range(PARTS))]
+    for start, end in pairwise(ends):
+        some = slice(start * BATCH, end * BATCH)
+        yield order[some], weights[some], end - start
+
+
+class Reshuffling:
+    """RR, or importance reshuffling by the default sampler's probabilities."""
+
+    def __init__(self, size: int, seed: int, *, adaptive: bool) -> None:
+        self._generator = np.random.default_rng(seed)
+        self._beliefs = default(size, seed) if adaptive else None
+        self._size = size
+
+    def draws(self) -> Iterator[Piece]:
+        """An epoch."""
+        masses = np.ones(self._size) if self._beliefs is None else self._beliefs.probabilities()
+        self._expected = expected_copies(masses, self._size)
+        order = reshuffled(self._expected, self._generator)
+        yield from pieces(order, 1.0 / self._expected[order])
+
+    def observe(self, order: IntArray, squares: FloatArray) -> None:
+        """Batch by batch, as if each had been a cohort."""
+        if self._beliefs is not None:
+            learn_batches(self._beliefs, order, squares, self._expected)
+
+
+class WithReplacement:
+    """A sampler of the library, a round for each batch."""
+
+    def __init__(self, sampler: Sampler, size: int) -> None:
+        self._sampler, self._size = sampler, size
+
+    def draws(self) -> Iterator[Piece]:
+        """Batch by batch; an example that is drawn twice is there once, with twice the weight."""
+        for _ in range(-(-self._size // BATCH)):
+            self._cohort = self._sampler.draw()
+            clients = self._cohort.clients
+            yield clients, self._cohort.weights * len(clients) / self._size, 1
+
+    def observe(self, order: IntArray, squares: FloatArray) -> None:
+        """The feedback of the last batch."""
+        self._sampler.observe(self._cohort, np.sqrt(squares))
+
+
+class Released:
+    """``AdaptiveBatchSampler``."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.sampler = AdaptiveBatchSampler(size, BATCH, seed=seed)
+
+    def draws(self) -> Iterator[Piece]:
+        """An epoch."""
+        order = np.concatenate([np.array(batch) for batch in self.sampler])
+        tickets = list(self.sampler.tickets())
+        self._tickets = iter(tickets)
+        yield from pieces(order, np.concatenate([ticket.weights for ticket in tickets]))
+
+    def observe(self, order: IntArray, squares: FloatArray) -> None:
+        """Ticket by ticket."""
+        for start in range(0, len(order), BATCH):
+            next(self._tickets).observe(np.sqrt(squares[start : start + BATCH]))
+
+
+def default(size: int, seed: int) -> EmpiricalBayesSampler:
+    """The default sampler, with replacement and without a guard: examples don't lie."""
+    return EmpiricalBayesSampler(
+        num_clients=size, cohort_size=BATCH, design="with_replacement", guard=None, seed=seed
+    )
+
+
+def learn_batches(
+    beliefs: EmpiricalBayesSampler, order: IntArray, squares: FloatArray, expected: FloatArray
+) -> None:
+    """The default sampler learns from the batches of an epoch."""
+    size = len(expected)
+    for start in range(0, len(order), BATCH):
+        batch = order[start : start + BATCH]
+        clients, first, counts = np.unique(batch, return_index=True, return_counts=True)
+        p = expected[clients] / size
+        weights = counts / (len(batch) * p)
+        cohort = Cohort(0, BATCH, clients, counts, p, weights)
+        own = np.maximum(squares[start : start + BATCH][first], 1e-300)
+        beliefs.learn(cohort, np.log(own) - 2.0 * np.log(size))
+
+
+def contestant(name: str, size: int, seed: int) -> Any:
+    """The sampler called ``name``."""
+    common: dict[str, Any] = {"num_clients": size, "cohort_size": BATCH, "seed": seed}
+    if name == ADAPTIVE:
+        return Released(size, seed)
+    if name in (RR, "EB-rr"):
+        return Reshuffling(size, seed, adaptive=name == "EB-rr")
+    made: Sampler = {
+        "uniform": lambda: UniformSampler(**common),
+        "empirical Bayes": lambda: default(size, seed),
+        "Avare": lambda: AvareSampler(**common),
+        "VRB": lambda: VRBSampler(**common),
+    }[name]()
+    return WithReplacement(made, size)
+
+
+# Softmax regression --------------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """The losses of a run, and the variance ratio of ``diagnose`` after the first epoch."""
+
+    losses: FloatArray
+    ratio: float
+
+
+def train(
+    problem: str, name: str, step: float, seed: int, data: Path | None, tick: Tick, *, decay: bool = False
+) -> Run:
+    """One run; with ``decay`` the step falls to 0, in equal parts from loss to loss."""
+    found = examples(problem, seed, data)
+    size, sampler = len(found.labels), contestant(name, len(found.labels), seed)
+    model = np.zeros((found.rows.shape[1], CLASSES), dtype=np.float32)
+    losses, ratio, batches = [], float("nan"), -(-size // BATCH)
+    marks = {batches * (k + 1) // PARTS for k in range(PARTS)}
+    for epoch in range(EPOCHS):
+        done = 0
+        for order, weights, count in sampler.draws():
+            w = weights.astype(np.float32)
+            now = step * (1.0 - len(losses) / (EPOCHS * PARTS)) if decay else step
+            squares = steps(found.rows, found.labels, model, order, w, now)
+            sampler.observe(order, np.nan_to_num(squares.astype(np.float64), posinf=1e30))
+            done += count
+            if done in marks:
+                losses.append(loss(found, model))
+        if epoch == 0 and name == ADAPTIVE:
+            ratio = diagnose(sampler.sampler).noise.ratio("adaptive")
+        tick()
+    return Run(np.nan_to_num(np.array(losses), nan=1e30, posinf=1e30), ratio)
+
+
+def epochs_to(target: float, losses: FloatArray) -> float:
+    """Epochs until the falling curve nearest to ``losses`` meets the target; all of them if it does not."""
+    found = FallingCurve(losses).rounds_to(target)
+    return EPOCHS if found is None else min(found / PARTS, EPOCHS)
+
+
+def best_step(cost: Callable[[float], float]) -> float:
+    """The best of ``STEPS``, then of half and double of it, then of the best over and times the root of 2."""
+    tried = {step: cost(step) for step in STEPS}
+    for factor in (2.0, 2.0**0.5):
+        best = min(tried, key=tried.__getitem__)
+        tried |= {step: cost(step) for step in (best / factor, best * factor)}
+    return min(tried, key=tried.__getitem__)
+
+
+def targets_of(problem: str, seeds: dict[str, list[int]], data: Path | None, tick: Tick) -> dict[str, Any]:
+    """RR's step with the lowest loss at the end, and its loss after two thirds, by seed."""
+
+    def losses(step: float, seed: int) -> FloatArray:
+        return train(problem, RR, step, seed, data, tick).losses
+
+    def final(step: float) -> float:
+        return float(np.mean([losses(step, seed)[-2 * PARTS :] for seed in seeds["even"]]))
+
+    step = best_step(final)
+    by_seed = {seed: rr_target(losses(step, seed)) for seed in seeds["even"] + seeds["odd"]}
+    return {"step": step, "by_seed": by_seed}
+
+
+def measured(
+    problem: str,
+    name: str,
+    target: dict[int, float],
+    seeds: dict[str, list[int]],
+    data: Path | None,
+    tick: Tick,
+) -> dict[str, Any]:
+    """The sampler's step by even seeds, and its epochs on odd ones."""
+
+    def epochs(step: float, seed: int) -> tuple[float, float]:
+        run = train(problem, name, step, seed, data, tick)
+        return epochs_to(target[seed], run.losses), run.ratio
+
+    step = best_step(lambda step: float(np.mean([epochs(step, seed)[0] for seed in seeds["even"]])))
+    found = [epochs(step, seed) for seed in seeds["odd"]]
+    return {
+        "step": step,
+        "epochs": [each[0] for each in found],
+        "ratio": float(np.mean([each[1] for each in found])),
+    }
+
+
+def softmax_row(
+    problem: str, names: tuple[str, ...], count: int, jobs: int, data: Path | None
+) -> dict[str, Any]:
+    """Choose the steps on even seeds, and measure on odd ones."""
+    seeds = {"even": list(range(0, 2 * TUNING_SEEDS, 2)), "odd": list(range(1, 2 * count, 2))}
+    rr = targets_of(problem, seeds, data, lambda: None)
+    tasks = [partial(measured, problem, name, rr["by_seed"], seeds, data) for name in names]
+    found = dict(zip(names, run_tasks(tasks, jobs), strict=True))
+    return {
+        "problem": problem,
+        "rr_step": rr["step"],
+        "steps": {name: own["step"] for name, own in found.items()},
+        "epochs": {name: own["epochs"] for name, own in found.items()},
+        "ratio": found[ADAPTIVE]["ratio"] if ADAPTIVE in found else float("nan"),
+    }
+
+
+def rr_target(losses: FloatArray) -> float:
+    """RR's loss after two thirds of its epochs."""
+    return FallingCurve(losses).at(EPOCHS * PARTS * 2 // 3)
+
+
+def shown(values: list[float]) -> str:
+    """Mean and standard error."""
+    error = np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{np.mean(values):.1f} ±{error:.1f}"
+
+
+def softmax(options: argparse.Namespace) -> None:
+    """The first table."""
+    names = tuple(options.samplers.split(",")) if options.samplers else SAMPLERS
+    print("| epochs to RR's loss at 2/3 | " + " | ".join(names) + " | variance ratio |")
+    print("|---" * (len(names) + 2) + "|")
+    rows = []
+    for problem in options.problems.split(",") if options.problems else PROBLEMS:
+        row = softmax_row(problem, names, options.seeds, options.jobs, options.data)
+        rows.append(row)
+        cells = " | ".join(f"{shown(row['epochs'][name])} ({row['steps'][name]:.2g})" for name in names)
+        print(f"| {PROBLEMS[problem]} | {cells} | {row['ratio']:.2f} |", flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(rows, indent=1))
+
+
+def decaying(options: argparse.Namespace) -> None:
+    """The loss at the end of steps that fall to 0, the first one chosen on even seeds."""
+    names = (RR, ADAPTIVE)
+    print("| loss at the end, steps that fall to 0 | RR | adaptive | difference |")
+    print("|---|---|---|---|")
+    odd = range(1, 2 * options.seeds, 2)
+    for problem in options.problems.split(",") if options.problems else PROBLEMS:
+
+        def final(name: str, step: float, seed: int, problem: str = problem) -> float:
+            run = train(problem, name, step, seed, options.data, lambda: None, decay=True)
+            return float(run.losses[-1])
+
+        found = {}
+        for name in names:
+            step = best_step(lambda step, name=name: float(np.mean([final(name, step, s) for s in (0, 2)])))
+            found[name] = np.array([final(name, step, seed) for seed in odd])
+        away = found[ADAPTIVE] - found[RR]
+        error = away.std(ddof=1) / np.sqrt(len(away))
+        cells = " | ".join(f"{found[name].mean():.4f}" for name in names)
+        print(f"| {PROBLEMS[problem]} | {cells} | {away.mean():+.4f} ±{error:.4f} |", flush=True)
+
+
+# A small CNN ---------------------------------------------------------------------------------------------
+
+CNN_EPOCHS, TRAIN, TEST = 6, 5_000, 4_000
+CNN_STEPS = {"SGD": (0.02, 0.05, 0.1), "AdamW": (0.001, 0.002, 0.005)}
+ROWS = {
+    "balanced, SGD": (False, "SGD"),
+    "long tail, SGD": (True, "SGD"),
+    "long tail, AdamW": (True, "AdamW"),
+}
+CNN_SAMPLERS = (RR, "EB-rr", ADAPTIVE)
+
+
+class SmallCNN(nn.Module):
+    """Two convolutions and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 16, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 7 * 7, 64),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(64, CLASSES)
+
+
+def fashion(long_tail: bool, seed: int, data: Path | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training and test images with their labels; the test images are balanced."""
+    images, labels, _ = load_images("fashion-mnist", data)
+    generator = np.random.default_rng([seed, 2112])
+    order = generator.permutation(len(images))
+    test, rest = order[:TEST], order[TEST:]
+    shares = 100.0 ** (-np.arange(CLASSES) / (CLASSES - 1)) if long_tail else np.ones(CLASSES)
+    counts = np.round(TRAIN * shares / shares.sum()).astype(int)
+    train_rows = np.concatenate([rest[labels[rest] == c][: counts[c]] for c in range(CLASSES)])
+    parts = []
+    for rows in (train_rows, test):
+        parts.append(torch.as_tensor(images[rows] / np.float32(255.0))[:, None])
+        parts.append(torch.as_tensor(labels[rows].astype(np.int64)))
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+def train_cnn(
+    row: str, name: str, step: float, seed: int, data: Path | None, tick: Tick
+) -> tuple[float, float]:
+    """Training loss and test accuracy at the end."""
+    torch.set_num_threads(1)
+    long_tail, kind = ROWS[row]
+    images, labels, test_images, test_labels = fashion(long_tail, seed, data)
+    torch.manual_seed(seed)
+    model = SmallCNN()
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(model.parameters(), lr=step, momentum=0.9)
+        if kind == "SGD"
+        else torch.optim.AdamW(model.parameters(), lr=step)
+    )
+    sampler = contestant(name, len(labels), seed)
+    for _ in range(CNN_EPOCHS):
+        for order, weights, count in sampler.draws():
+            squares = []
+            for k in range(count):
+                batch = torch.as_tensor(order[k * BATCH : (k + 1) * BATCH])
+                features = model.body(images[batch])
+                logits = model.head(features)
+                losses = nn.functional.cross_entropy(logits, labels[batch], reduction="none")
+                own = torch.as_tensor(weights[k * BATCH : (k + 1) * BATCH], dtype=losses.dtype)
+                optimizer.zero_grad()
+                (losses * own).mean().backward()
+                optimizer.step()
+                squares.append(last_layer_norms(logits, labels[batch], features).numpy() ** 2)
+            sampler.observe(order, np.concatenate(squares).astype(np.float64))
+        tick()
+    model.eval()
+    with torch.no_grad():
+        train_loss = nn.functional.cross_entropy(model.head(model.body(images)), labels).item()
+        right = model.head(model.body(test_images)).argmax(dim=1) == test_labels
+    return train_loss, 100.0 * right.float().mean().item()
+
+
+def cnn(options: argparse.Namespace) -> None:
+    """The second table."""
+    print(
+        "| same step, paired seeds, against RR | step | RR's loss | " + " | ".join(CNN_SAMPLERS[1:]), end=""
+    )
+    print(" | RR's accuracy | " + " | ".join(CNN_SAMPLERS[1:]) + " |")
+    print("|---" * (4 + 2 * len(CNN_SAMPLERS[1:])) + "|")
+    even, odd = [0], list(range(1, 1 + 2 * options.seeds, 2))
+    for row in options.rows.split(";") if options.rows else ROWS:
+        grid = CNN_STEPS[ROWS[row][1]]
+        tasks = [partial(train_cnn, row, RR, step, seed, options.data) for step in grid for seed in even]
+        tuned = np.array(run_tasks(tasks, options.jobs)).reshape(len(grid), len(even), 2)
+        step = grid[int(np.nanargmin(tuned[:, :, 0].mean(axis=1)))]
+        tasks = [
+            partial(train_cnn, row, name, step, seed, options.data) for name in CNN_SAMPLERS for seed in odd
+        ]
+        found = np.array(run_tasks(tasks, options.jobs)).reshape(len(CNN_SAMPLERS), len(odd), 2)
+        cells = [row, f"{step:g}"]
+        for what, digits in ((0, 3), (1, 1)):
+            cells.append(f"{found[0, :, what].mean():.{digits}f}")
+            for own in found[1:, :, what]:
+                away = own - found[0, :, what]
+                error = away.std(ddof=1) / np.sqrt(len(odd))
+                cells.append(f"{away.mean():+.{digits}f} ±{error:.{digits}f}")
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+# Time and figure -----------------------------------------------------------------------------------------
+
+
+def timing(options: argparse.Namespace) -> None:
+    """What a step takes, plain and adaptive epochs in turns: medians over the steps, of CPU time."""
+    torch.set_num_threads(1)
+    images, labels, _, _ = fashion(False, 1, options.data)
+    data = TensorDataset(images, labels)
+    torch.manual_seed(0)
+    model = SmallCNN()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    plain = DataLoader(data, batch_size=BATCH, shuffle=True)
+    adaptive = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
+    taken: dict[str, list[float]] = {"plain": [], "adaptive": [], "norms": [], "observe": []}
+    now = time.thread_time
+    for _ in range(options.repeats):
+        start = now()
+        for x, y in plain:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model.head(model.body(x)), y).backward()
+            optimizer.step()
+            start, before = now(), start
+            taken["plain"].append(start - before)
+        start = now()
+        for (x, y), ticket in adaptive:
+            features = model.body(x)
+            logits = model.head(features)
+            losses = nn.functional.cross_entropy(logits, y, reduction="none")
+            asked = now()
+            norms = last_layer_norms(logits, y, features)
+            told = now()
+            ticket.observe(norms)
+            taken["norms"].append(told - asked)
+            taken["observe"].append(now() - told)
+            optimizer.zero_grad()
+            ticket.mean(losses).backward()
+            optimizer.step()
+            start, before = now(), start
+            taken["adaptive"].append(start - before)
+    medians = {name: 1e3 * float(np.median(values)) for name, values in taken.items()}
+    extra = medians["adaptive"] - medians["plain"]
+    print(
+        f"a step: plain {medians['plain']:.2f} ms, adaptive {medians['adaptive']:.2f} ms; "
+        f"extra {extra:.3f} ms, of which last_layer_norms {medians['norms']:.3f}, "
+        f"observe {medians['observe']:.3f}"
+    )
+
+
+def figure(options: argparse.Namespace) -> None:
+    """Epochs of RR and of adaptive batches, a line for each problem, the largest expected gain first."""
+    rows = sorted(json.loads(options.out.read_text()), key=lambda row: row["ratio"])
+    points = []
+    for row in rows:
+        label = f"{PROBLEMS[row['problem']]}: variance x{row['ratio']:.2f}"
+        for name in (RR, "EB-rr", ADAPTIVE):
+            values = np.array(row["epochs"][name])
+            error = values.std(ddof=1) / np.sqrt(len(values))
+            mean = values.mean()
+            points.append(
+                {"what": label, "way": name, "mean": mean, "low": mean - error, "high": mean + error}
+            )
+    order = list(dict.fromkeys(point["what"] for point in points))
+    y = {"field": "what", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 260}}
+    x = {
+        "field": "mean",
+        "type": "quantitative",
+        "scale": {"domain": [0, EPOCHS]},
+        "title": "epochs to random reshuffling's loss after 10 of 15 epochs, with standard errors",
+    }
+    ways, colours = [RR, "EB-rr", ADAPTIVE], [PALETTE[1], PALETTE[4], PALETTE[0]]
+    colour = {
+        "field": "way",
+        "type": "nominal",
+        "scale": {"domain": ways, "range": colours},
+        "legend": {"title": None, "orient": "bottom"},
+    }
+    offset = {"field": "way", "sort": ways}
+    layers = [
+        {
+            "mark": {"type": "rule", "strokeWidth": 2},
+            "encoding": {
+                "y": y,
+                "yOffset": offset,
+                "x": {**x, "field": "low"},
+                "x2": {"field": "high"},
+                "color": colour,
+            },
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+            "encoding": {"y": y, "yOffset": offset, "x": x, "color": colour},
+        },
+    ]
+    about = (
+        "Epochs to the same training loss: random reshuffling (RR), importance reshuffling by the default "
+        "sampler (EB-rr) and by means of squares (adaptive)."
+    )
+    spec = whole_chart(
+        {"data": {"values": points}, "layer": layers, "width": 420, "height": {"step": 16}}, about
+    )
+    options.svg.write_text(vl_convert.vegalite_to_svg(spec))
+    options.svg.with_suffix(".png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    made = {}
+    for name, run in {
+        "softmax": softmax,
+        "decay": decaying,
+        "cnn": cnn,
+        "time": timing,
+        "figure": figure,
+    }.items():
+        made[name] = commands.add_parser(name)
+        made[name].set_defaults(run=run)
+        made[name].add_argument("--data", type=Path, default=None)
+        made[name].add_argument("--out", type=Path, default=None)
+        made[name].add_argument("--jobs", type=int, default=1)
+    made["softmax"].add_argument("--samplers", default="")
+    for name in ("softmax", "decay"):
+        made[name].add_argument("--problems", default="")
+        made[name].add_argument("--seeds", type=int, default=6)
+    made["cnn"].add_argument("--rows", default="", help="separated by ;")
+    made["cnn"].add_argument("--seeds", type=int, default=5)
+    made["time"].add_argument("--repeats", type=int, default=5)
+    made["figure"].add_argument("--svg", type=Path, required=True)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,410 @@
+"""A batch sampler that learns, the ticket of each batch, and a loader that hands both over."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from sortition.core.designs import RoundGenerator
+from sortition.core.errors import CohortError, ConfigurationError, StateError
+from sortition.core.reshuffling import expected_copies, reshuffled
+from sortition.core.square_means import SquareMeans
+from sortition.core.state import array, check, count, text
+from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import (
+    check_norms,
+    distribution,
+    named_keywords,
+    one_each,
+    require_support,
+    whole_number,
+)
+from sortition.engine.clients import all_replied
+
+Norms: TypeAlias = Tensor | ArrayLike
+STATE_VERSION = 1
+LARGEST_SEED = 2**64 - 1
+LARGEST_EPOCH = 2**40
+PARTITION = 2**62
+"""The index of the generator that deals the examples to the ranks; epochs have lower ones."""
+LARGEST = 1e120
+"""Larger norms count as this: the sum of their squares must be finite."""
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The order of an epoch, and the weight of each example in it."""
+
+    epoch: int
+    order: IntArray
+    """Places of examples in the shard."""
+    weights: FloatArray
+    """By place in the shard."""
+
+
+@dataclass(eq=False)
+class BatchTicket:
+    """What was true when a batch was drawn: its examples, and what each counts for.
+
+    It stays good however late it is used, but only one feedback is taken.
+    """
+
+    epoch: int
+    position: int
+    """The number of the batch in its epoch, from 0."""
+    examples: IntArray
+    weights: FloatArray
+    r""":math:`1 / (n p_i)`: one each with uniform p."""
+    _sampler: AdaptiveBatchSampler = field(repr=False)
+    _observed: bool = field(default=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The weighted mean of the batch: its expectation is the plain mean over all examples.
+
+        ``losses`` is one for each example of the batch, as ``reduction="none"`` gives them.
+        """
+        shape = tuple(getattr(losses, "shape", ()))
+        if shape != self.weights.shape:
+            raise ConfigurationError(
+                f"losses must be a tensor with {len(self)} entries, one for each example of the batch "
+                f'(reduction="none"), got {type(losses).__name__} of shape {shape}'
+            )
+        shares = torch.from_numpy(self.weights / len(self))
+        return losses @ shares.to(device=losses.device, dtype=losses.dtype)
+
+    def observe(self, norms: Norms) -> None:
+        """Learn from the gradient norms, one for each example of the batch; nan if one is not known.
+
+        Any number that is about proportional to the norm will do. It is used from the next epoch on.
+        """
+        if self._observed:
+            raise CohortError(
+                f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already"
+            )
+        given = norms.detach().double().cpu().numpy() if isinstance(norms, Tensor) else norms
+        values = one_each("norms", given, len(self), "each example of the batch")
+        if not all_replied(values):
+            check_norms("norms", values)
+        self._sampler._hear(self, values)
+        self._observed = True
+
+
+class AdaptiveBatchSampler(Sampler[list[int]]):
+    r"""Batches for ``DataLoader(batch_sampler=...)``, in which examples with larger gradients are more often.
+
+    An epoch has as many draws as there are examples. It is planned when its first batch is asked for: each
+    example gets :math:`\lfloor n p_i \rfloor` or :math:`\lceil n p_i \rceil` copies, all copies are shuffled,
+    and the weights :math:`1 / (n p_i)` keep every batch unbiased (``core.reshuffling``). p is learnt from
+    what the tickets observe (``core.square_means``). Before anything is learnt, an epoch is a plain shuffle.
+
+    ``prior`` is a distribution over the examples to start from and to shrink to, such as known row norms over
+    their sum. With ``groups``, the label of each example's group (its source, user or language), all examples
+    of a group share what is learnt: for data whose single examples are seen too rarely, or can't be addressed
+    (a dataset of streams takes the next example of the index' group). Neither changes the objective.
+
+    With several processes each has its own ``rank`` below ``num_replicas``: examples are dealt to the ranks
+    once, at random, and each learns about its own. All ranks have the same number of batches; mean gradients
+    of all ranks, as DistributedDataParallel makes them, are unbiased.
+
+    >>> sampler = AdaptiveBatchSampler(num_examples=5, batch_size=2, seed=1)
+    >>> batches = list(sampler)
+    >>> [len(batch) for batch in batches], sorted(sum(batches, []))
+    ([2, 2, 1], [0, 1, 2, 3, 4])
+    """
+
+    @named_keywords
+    def __init__(
+        self,
+        num_examples: int,
+        batch_size: int,
+        prior: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        seed: int = 0,
+        *,
+        num_replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        self.num_examples = whole_number("num_examples", num_examples, least=1)
+        self.batch_size = whole_number("batch_size", batch_size, least=1)
+        self.num_replicas = whole_number("num_replicas", num_replicas, least=1, most=self.num_examples)
+        self.rank = whole_number("rank", rank, least=0, most=self.num_replicas - 1)
+        self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=LARGEST_SEED))
+        self._shard: IntArray = np.arange(self.num_examples)
+        if self.num_replicas > 1:
+            dealt = self._generator.of_round(PARTITION).permutation(self.num_examples)
+            self._shard = np.sort(dealt[self.rank :: self.num_replicas])
+        self._draws = -(-self.num_examples // self.num_replicas)
+        given = _checked_prior(prior, self.num_examples)
+        self._settings = {
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "num_replicas": self.num_replicas,
+            "rank": self.rank,
+            "prior": _fingerprint(given),
+        }
+        self._prior = np.ones(self.num_examples) if given is None else self.num_examples * given  # n pi
+        self._units: IntArray = np.arange(self.num_examples)
+        if groups is not None:
+            self._units = _checked_groups(groups, self.num_examples)
+        self._settings["groups"] = _fingerprint(None if groups is None else self._units)
+        sizes = np.bincount(self._units[self._shard], self._prior[self._shard], int(self._units.max()) + 1)
+        self._beliefs = SquareMeans(sizes / sizes.sum())
+        self._heard_examples: list[IntArray] = []
+        self._heard_norms: list[FloatArray] = []
+        self._epoch, self._position, self._first = -1, len(self), 0
+        self._plan: EpochPlan | None = None
+
+    # An epoch ----------------------------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """Of all randomness."""
+        return self._generator.seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was begun last, from 0; -1 before the first."""
+        return self._epoch
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-self._draws // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of the next epoch or, after ``load_state_dict``, those that are left of its epoch."""
+        plan = self._begin()
+        for position in range(self._first, len(self)):
+            if self._plan is plan:  # and no later epoch was begun
+                self._position = position + 1
+            yield self._examples(plan, position).tolist()
+
+    def tickets(self) -> Iterator[BatchTicket]:
+        """The tickets of the epoch that was begun last, in the order of its batches.
+
+        ``TicketLoader`` hands them out; call this if you have a loop of another kind, after the first batch.
+        """
+        plan, first = self._plan, self._first
+        if plan is None:
+            raise CohortError("tickets are there once the first batch of an epoch was asked for")
+        for position in range(first, len(self)):
+            places = self._places(plan, position)
+            examples, weights = self._shard[places], plan.weights[places]
+            examples.flags.writeable = weights.flags.writeable = False
+            yield BatchTicket(plan.epoch, position, examples, weights, self)
+
+    def probabilities(self) -> FloatArray:
+        """p of each example, by all that was observed so far; of another rank's examples 0."""
+        p = np.zeros(self.num_examples)
+        p[self._shard] = self._expected_copies(self._learnt()) / self._draws
+        return p
+
+    def norms(self) -> FloatArray:
+        """The root of the mean of squares that was observed of each example, or of its group; nan if none."""
+        beliefs = self._learnt()
+        roots = np.where(beliefs.visits > 0.0, np.sqrt(beliefs.means), np.nan)
+        return np.asarray(roots[self._units] * self._prior)
+
+    def _begin(self) -> EpochPlan:
+        """Plan the next epoch, or the loaded one again."""
+        loaded = self._plan is None and self._position < len(self)
+        self._first = self._position if loaded else 0
+        if not loaded:
+            self._beliefs = self._learnt()
+            self._heard_examples, self._heard_norms = [], []
+            self._epoch, self._position = self._epoch + 1, 0
+        expected = self._expected_copies(self._beliefs)
+        generator = self._generator.of_round(self._epoch * self.num_replicas + self.rank)
+        weights = (self.num_replicas * self._draws / self.num_examples) / expected
+        self._plan = EpochPlan(self._epoch, reshuffled(expected, generator), weights)
+        return self._plan
+
+    def _expected_copies(self, beliefs: SquareMeans) -> FloatArray:
+        masses = beliefs.ratios()[self._units] * self._prior
+        return expected_copies(masses[self._shard], self._draws)
+
+    def _places(self, plan: EpochPlan, position: int) -> IntArray:
+        return plan.order[position * self.batch_size : (position + 1) * self.batch_size]
+
+    def _examples(self, plan: EpochPlan, position: int) -> IntArray:
+        return self._shard[self._places(plan, position)]
+
+    # What is learnt ----------------------------------------------------------------------------------
+
+    def _hear(self, ticket: BatchTicket, norms: FloatArray) -> None:
+        """Keep feedback until the next epoch is planned."""
+        self._heard_examples.append(ticket.examples)
+        self._heard_norms.append(norms.copy())  # the caller may use its array again
+
+    def _learnt(self) -> SquareMeans:
+        """What is known with all feedback that was kept."""
+        beliefs = copy.deepcopy(self._beliefs)
+        examples, norms = self._heard()
+        known = ~np.isnan(norms)
+        if known.any():
+            examples, norms = examples[known], norms[known]
+            squares = np.minimum(norms / self._prior[examples], LARGEST) ** 2
+            beliefs.learn(self._units[examples], squares)
+        return beliefs
+
+    def _heard(self) -> tuple[IntArray, FloatArray]:
+        examples = np.concatenate([np.zeros(0, dtype=np.int64), *self._heard_examples])
+        return examples, np.concatenate([np.zeros(0), *self._heard_norms])
+
+    # Saving and continuing ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a continued run needs: numbers, strings and tensors, as ``torch.save`` takes them.
+
+        It is that of the last batch that was *asked for*. A ``DataLoader`` with workers asks for some in
+        advance: use ``TicketLoader.state_dict``, which knows the last batch that you were given.
+        """
+        examples, norms = self._heard()
+        return {
+            "kind": type(self).__name__,
+            "version": STATE_VERSION,
+            "seed": str(self.seed),  # a tensor or a file may hold no number that large
+            **{f"config.{name}": value for name, value in self._settings.items()},
+            "epochs_begun": self._epoch + 1,
+            "position": self._position,
+            "means": torch.tensor(self._beliefs.means),
+            "visits": torch.tensor(self._beliefs.visits),
+            "heard_examples": torch.tensor(examples),
+            "heard_norms": torch.tensor(norms),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state: batches, weights and what is learnt equal the unbroken run's to the bit.
+
+        The sampler must have been built with the arguments of the one that was saved; with one replica the
+        seed comes from the state. On a StateError nothing has changed.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise StateError(
+                f"state must be a mapping, as state_dict gives it, got {type(state_dict).__name__}"
+            )
+        state = {
+            name: value.cpu().numpy() if isinstance(value, Tensor) else value
+            for name, value in state_dict.items()
+        }
+        wanted = {"kind": type(self).__name__, "version": STATE_VERSION}
+        wanted |= {f"config.{name}": value for name, value in self._settings.items()}
+        if self.num_replicas > 1:  # the seed has dealt the examples
+            wanted["seed"] = str(self.seed)
+        for name, value in wanted.items():
+            if text(state, name) != value:
+                said = name.removeprefix("config.")
+                raise StateError(f"state has {said} = {text(state, name)!r}, this sampler has {value!r}")
+        seed = text(state, "seed")
+        if not (isinstance(seed, str) and seed.isdecimal() and int(seed) <= LARGEST_SEED):
+            raise StateError(f"state must hold 'seed', the digits of a whole number, got {seed!r}")
+        epochs, position = count(state, "epochs_begun"), count(state, "position")
+        if epochs > LARGEST_EPOCH or position > len(self) or (epochs == 0 and position < len(self)):
+            raise StateError(
+                f"state has {epochs} epochs_begun and position {position}, of {len(self)} batches"
+            )
+        size = len(self._beliefs.masses)
+        means, visits = (array(state, name, np.float64, (size,)) for name in ("means", "visits"))
+        examples = array(state, "heard_examples", np.int64, (None,))
+        norms = array(state, "heard_norms", np.float64, examples.shape)
+        for name, values in {"means": means, "visits": visits}.items():
+            check(name, values, (values >= 0.0) & (values <= LARGEST**2), "finite and not negative")
+        check("heard_norms", norms, ~(norms < 0.0) & ~np.isinf(norms), "finite and not negative, or nan")
+        own = np.isin(examples, self._shard)
+        check("heard_examples", examples, own, "examples of this sampler")
+        self._generator = RoundGenerator(int(seed))
+        self._beliefs.means, self._beliefs.visits = means, visits
+        self._heard_examples, self._heard_norms = [examples], [norms]
+        self._epoch, self._position, self._plan = epochs - 1, position, None
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value}" for name, value in self._settings.items() if value != "none")
+        return f"<AdaptiveBatchSampler({shown}, seed={self.seed}): {self._epoch + 1} epochs begun>"
+
+
+class TicketLoader:
+    """A ``DataLoader`` that gives each batch its ticket: ``for batch, ticket in TicketLoader(loader)``.
+
+    ``loader`` must have an ``AdaptiveBatchSampler`` as its ``batch_sampler``; workers and their prefetching
+    change nothing. An epoch that was not run to its end is left by the next ``for``, without a trace but what
+    was learnt.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        sampler = getattr(loader, "batch_sampler", None)
+        if not isinstance(sampler, AdaptiveBatchSampler):
+            raise ConfigurationError(
+                "loader must be a DataLoader whose batch_sampler is an AdaptiveBatchSampler, "
+                f"got {type(loader).__name__} with {type(sampler).__name__}"
+            )
+        if not getattr(loader, "in_order", True):
+            raise ConfigurationError("loader must have in_order=True, got False: tickets go by the order")
+        if getattr(loader, "snapshot_every_n_steps", 1) != 1:
+            raise ConfigurationError(
+                "loader must have snapshot_every_n_steps=1, "
+                f"got {loader.snapshot_every_n_steps}: tickets go by the order"  # type: ignore[attr-defined]
+            )
+        self.loader = loader
+        self.sampler = sampler
+        self._given = (-1, 0)  # the epoch, and how many of its batches were given
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[tuple[Any, BatchTicket]]:
+        """Batches as ``loader`` gives them, each with its ticket."""
+        tickets: Iterator[BatchTicket] | None = None
+        for batch in self.loader:
+            tickets = tickets or self.sampler.tickets()
+            ticket = next(tickets)
+            self._given = ticket.epoch, ticket.position + 1
+            yield batch, ticket
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the sampler at the last batch that was given, whatever the workers have asked for since."""
+        state = self.sampler.state_dict()
+        epoch, given = self._given
+        if self.sampler._plan is not None:
+            state["position"] = given if epoch == self.sampler.epoch else self.sampler._first
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state; the next ``for`` gives the batches that are left of its epoch."""
+        self.sampler.load_state_dict(state_dict)
+        self._given = (-1, 0)
+
+
+def _checked_prior(prior: ArrayLike | None, num_examples: int) -> FloatArray | None:
+    if prior is None:
+        return None
+    given = distribution("prior", prior, num_examples)
+    require_support("prior", given, None)
+    return given
+
+
+def _checked_groups(groups: ArrayLike, num_examples: int) -> IntArray:
+    labels = np.asarray(groups)
+    if labels.shape != (num_examples,) or labels.dtype.kind not in "iuU":
+        raise ConfigurationError(
+            f"groups must be {num_examples} whole numbers or strings, the group of each example, "
+            f"got {labels.dtype} of shape {labels.shape}"
+        )
+    _, units = np.unique(labels, return_inverse=True)
+    return units.astype(np.int64)
+
+
+def _fingerprint(values: FloatArray | IntArray | None) -> str:
+    """Enough of an array to notice another one."""
+    return "none" if values is None else f"crc32 {zlib.crc32(np.ascontiguousarray(values).data):08x}"

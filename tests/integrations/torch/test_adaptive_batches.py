@@ -1,0 +1,461 @@
+"""The batch sampler: draws, late feedback, workers, abandoned epochs, resume, ranks, groups."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+
+from sortition import CohortError, ConfigurationError, FeedbackError, StateError, diagnose  # noqa: E402
+from sortition.core.reshuffling import expected_copies  # noqa: E402
+from sortition.core.square_means import LEAST_SHARE  # noqa: E402
+from sortition.integrations.torch import AdaptiveBatchSampler, TicketLoader  # noqa: E402
+from tests.helpers import Array  # noqa: E402
+
+DataLoader, TensorDataset = torch.utils.data.DataLoader, torch.utils.data.TensorDataset
+N, B = 23, 4
+NORMS = 1.0 + np.arange(N) ** 1.5 / 10.0
+DATA = TensorDataset(torch.arange(N))
+
+
+def make(**changes: Any) -> AdaptiveBatchSampler:
+    return AdaptiveBatchSampler(**{"num_examples": N, "batch_size": B, "seed": 5, **changes})
+
+
+def loader(sampler: AdaptiveBatchSampler, workers: int = 0) -> TicketLoader:
+    return TicketLoader(DataLoader(DATA, batch_sampler=sampler, num_workers=workers))
+
+
+def epoch(sampler: AdaptiveBatchSampler, norms: Array = NORMS) -> list[tuple[list[int], list[float]]]:
+    """An epoch with feedback: the examples and weights of its batches."""
+    found = []
+    for batch, ticket in zip(list(sampler), sampler.tickets(), strict=True):
+        assert batch == ticket.examples.tolist()
+        ticket.observe(norms[ticket.examples])
+        found.append((batch, ticket.weights.tolist()))
+    return found
+
+
+def given(batches: list[Any]) -> list[tuple[list[int], list[float]]]:
+    return [(values.tolist(), ticket.weights.tolist()) for (values,), ticket in batches]
+
+
+# Draws --------------------------------------------------------------------------------------------------
+
+
+def test_without_feedback_every_epoch_is_a_plain_shuffle() -> None:
+    sampler = make()
+    orders = []
+    for _ in range(3):
+        batches = list(sampler)
+        assert [len(batch) for batch in batches] == [4] * 5 + [3]
+        assert len(sampler) == len(batches)
+        orders.append(list(chain(*batches)))
+        assert sorted(orders[-1]) == list(range(N))
+        assert all(np.all(ticket.weights == 1.0) for ticket in sampler.tickets())
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_equal_norms_are_random_reshuffling_to_the_bit() -> None:
+    learner, plain = make(), make()
+    for _ in range(4):
+        assert epoch(learner, np.full(N, 0.37)) == [(batch, [1.0] * len(batch)) for batch in plain]
+
+
+def test_probabilities_follow_the_norms_and_copies_follow_the_probabilities() -> None:
+    sampler = make()
+    for _ in range(6):
+        epoch(sampler)
+    p = sampler.probabilities()
+    assert p.sum() == pytest.approx(1.0)
+    assert np.all(np.diff(p) > 0.0)
+    assert p.min() >= LEAST_SHARE / N
+    batches = epoch(sampler)
+    copies = np.bincount(list(chain(*(batch for batch, _ in batches))), minlength=N)
+    assert np.all(np.abs(copies - N * p) < 1.0)
+    for batch, weights in batches:
+        assert weights == pytest.approx(1.0 / (N * p[batch]))
+
+
+def test_a_batch_is_unbiased() -> None:
+    """The mean over many epochs with one p, drawn by as many seeds: within five standard errors."""
+    values, means = np.sin(np.arange(N)), []
+    state = None
+    for seed in range(400):
+        sampler = make(seed=seed)
+        if state is None:
+            epoch(sampler)
+            state = sampler.state_dict()
+        sampler.load_state_dict({**state, "seed": str(seed)})
+        next(iter(sampler))
+        ticket = next(sampler.tickets())
+        means.append(float(ticket.mean(torch.tensor(values[ticket.examples]))))
+    assert np.std(means) > 0.01
+    assert abs(np.mean(means) - values.mean()) < 5.0 * np.std(means) / np.sqrt(len(means))
+
+
+def test_the_mean_weighs_and_keeps_gradients() -> None:
+    sampler = make()
+    epoch(sampler)
+    list(sampler)
+    ticket = next(sampler.tickets())
+    losses = torch.randn(B, requires_grad=True)
+    mean = ticket.mean(losses)
+    assert mean.dtype == losses.dtype
+    mean.backward()
+    assert losses.grad is not None
+    assert losses.grad.numpy() == pytest.approx(ticket.weights / B)
+
+
+# A prior and groups -------------------------------------------------------------------------------------
+
+
+def test_a_prior_is_the_start_and_what_is_shrunk_to() -> None:
+    prior = NORMS / NORMS.sum()
+    sampler = make(prior=prior)
+    assert sampler.probabilities() == pytest.approx(prior)
+    for _ in range(3):  # norms in proportion to the prior confirm it
+        for _, weights in epoch(sampler):
+            assert len(weights) <= B
+        assert sampler.probabilities() == pytest.approx(prior)
+    other = make(prior=prior)
+    for _ in range(8):
+        epoch(other, np.ones(N))
+    assert np.abs(other.probabilities() - 1 / N).max() < np.abs(prior - 1 / N).max()
+    assert np.all(other.probabilities() >= LEAST_SHARE * prior * (1.0 - 1e-12))
+
+
+def test_groups_share_what_is_learnt_and_the_objective_stays() -> None:
+    groups = np.array(["a", "b", "c"])[np.arange(N) % 3]
+    sampler = make(groups=groups)
+    for _ in range(2):
+        epoch(sampler, np.where(groups == "b", 5.0, 1.0))
+    p = sampler.probabilities()
+    for group in "abc":
+        assert len(set(p[groups == group].tolist())) == 1
+    assert p[1] > 1.8 * max(p[0], p[2])
+    expected = N * p  # a weighted epoch has the plain mean as its expectation: n p w = 1 for each example
+    for batch, weights in epoch(sampler):
+        assert expected[batch] * weights == pytest.approx(1.0)
+
+
+def test_a_group_pools_its_norms() -> None:
+    sampler = make(groups=np.zeros(N, dtype=int))
+    epoch(sampler)
+    assert sampler.norms() == pytest.approx(np.full(N, np.sqrt(np.mean(NORMS**2))))
+    assert sampler.probabilities() == pytest.approx(1 / N)
+
+
+# Feedback -----------------------------------------------------------------------------------------------
+
+
+def test_feedback_may_come_late_and_in_any_order() -> None:
+    prompt, late = make(), make()
+    epoch(prompt)
+    list(late)
+    for ticket in reversed(list(late.tickets())):
+        ticket.observe(torch.tensor(NORMS[ticket.examples], requires_grad=True))
+    assert np.array_equal(prompt.probabilities(), late.probabilities())
+    assert list(prompt) == list(late)
+
+
+def test_feedback_of_an_earlier_epoch_is_used_in_the_next_plan() -> None:
+    sampler = make()
+    list(sampler)
+    tickets = list(sampler.tickets())
+    second = list(sampler)
+    for ticket in tickets:
+        ticket.observe(NORMS[ticket.examples])
+    assert sorted(chain(*second)) == list(range(N))
+    list(sampler)
+    assert not np.all(next(sampler.tickets()).weights == 1.0)
+
+
+def test_feedback_is_taken_once_and_refused_without_a_trace() -> None:
+    sampler = make()
+    list(sampler)
+    ticket = next(sampler.tickets())
+    before = sampler.norms()
+    for wrong in ([1.0] * (B - 1), [-1.0] * B, [np.inf] * B, torch.ones(B, 2), ["a"] * B):
+        with pytest.raises(FeedbackError, match=r"^norms "):
+            ticket.observe(wrong)
+    assert np.array_equal(sampler.norms(), before, equal_nan=True)
+    ticket.observe([1.0, np.nan, 2.0, 3.0])
+    assert np.isnan(sampler.norms()[ticket.examples]).tolist() == [False, True, False, False]
+    with pytest.raises(CohortError, match="batch 0 of epoch 0 has had its feedback"):
+        ticket.observe([1.0] * B)
+
+
+def test_norms_of_any_size_leave_a_distribution() -> None:
+    sampler = make()
+    epoch(sampler, np.where(np.arange(N) % 2, 1e300, 1e-300))
+    p = sampler.probabilities()
+    assert np.all(np.isfinite(p) & (p > 0.0))
+    assert p.sum() == pytest.approx(1.0)
+
+
+# Loaders ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_workers_change_nothing(workers: int) -> None:
+    sampler, plain = make(), make()
+    batches = loader(sampler, workers)
+    assert len(batches) == len(sampler)
+    for _ in range(2):
+        got = []
+        for (values,), ticket in batches:
+            assert values.tolist() == ticket.examples.tolist()
+            ticket.observe(NORMS[ticket.examples])
+            got.append((values.tolist(), ticket.weights.tolist()))
+        assert got == epoch(plain)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_abandoned_epoch_leaves_nothing_behind(workers: int) -> None:
+    """But what was learnt from it: the next epoch is whole, and a state has the size it had."""
+    sampler = make()
+    batches = loader(sampler, workers)
+    for _, ticket in islice(batches, 2):
+        ticket.observe(np.ones(B))
+    whole = given(list(batches))
+    assert sorted(chain(*(values for values, _ in whole))) == list(range(N))
+    assert sampler.epoch == 1
+    sizes = []
+    for _ in range(3):
+        list(islice(batches, 1))
+        sizes.append(
+            sum(len(value) for value in sampler.state_dict().values() if isinstance(value, torch.Tensor))
+        )
+    assert len(set(sizes)) == 1
+
+
+def test_two_loops_over_one_sampler_have_their_own_tickets() -> None:
+    batches = loader(make())
+    outer = iter(batches)
+    first = next(outer)
+    inner = given(list(batches))
+    assert given([first, *outer]) == given(list(loader(make())))
+    assert len(inner) == len(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 3, 6])
+def test_resume_in_mid_epoch_is_the_unbroken_run_to_the_bit(workers: int, stop: int) -> None:
+    def train(batches: TicketLoader, most: int | None = None) -> list[Any]:
+        got = []
+        for pair in islice(batches, most):
+            pair[1].observe(NORMS[pair[1].examples])
+            got.append(pair)
+        return given(got)
+
+    unbroken, broken = loader(make()), loader(make(), workers)
+    train(unbroken)
+    train(broken)
+    wanted = train(unbroken) + train(unbroken)
+    got = train(broken, stop) if stop else []
+    saved = io.BytesIO()
+    torch.save(broken.state_dict(), saved)
+    saved.seek(0)
+    resumed = loader(make(seed=99), workers)
+    resumed.load_state_dict(torch.load(saved))
+    while len(got) < len(wanted):
+        got += train(resumed)
+    assert got == wanted
+    assert np.array_equal(resumed.sampler.probabilities(), unbroken.sampler.probabilities())
+
+
+def test_a_state_that_was_loaded_can_be_saved_again() -> None:
+    batches = loader(make())
+    list(islice(batches, 3))
+    state = batches.state_dict()
+    other = loader(make())
+    other.load_state_dict(state)
+    assert other.state_dict()["position"] == 3
+    rest = iter(other)
+    next(rest)
+    assert other.state_dict()["position"] == 4
+    other.load_state_dict(state)
+    assert len(list(other)) == len(batches) - 3
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [2, 6])
+def test_stateful_dataloader_resumes(workers: int, stop: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def build() -> Any:
+        return stateful.StatefulDataLoader(DATA, batch_sampler=make(), num_workers=workers)
+
+    first = build()
+    unbroken = [[values.tolist() for (values,) in first] for _ in range(2)]
+    broken = build()
+    list(broken)
+    iterator = iter(broken)
+    got = [next(iterator)[0].tolist() for _ in range(stop)]
+    if stop == len(broken):
+        assert next(iterator, None) is None
+    resumed = build()
+    resumed.load_state_dict(broken.state_dict())
+    left = TicketLoader(resumed)
+    for (values,), ticket in left:
+        assert values.tolist() == ticket.examples.tolist()
+        got.append(values.tolist())
+    if stop < len(broken):
+        assert got == unbroken[1]
+    else:  # it was at its end: the next epoch, or the one after it if workers have asked for the next in vain
+        following = [[values.tolist() for (values,) in first] for _ in range(2)]
+        assert got == unbroken[1] + following[workers > 0]
+
+
+# Ranks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_ranks_partition_the_examples_and_keep_in_step(ranks: int) -> None:
+    samplers = [make(num_replicas=ranks, rank=rank) for rank in range(ranks)]
+    assert len({len(sampler) for sampler in samplers}) == 1
+    for _ in range(2):
+        seen = [set(chain(*sampler)) for sampler in samplers]
+        assert sum(map(len, seen)) == N
+        assert set.union(*seen) == set(range(N))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_the_mean_over_ranks_is_unbiased(ranks: int) -> None:
+    """E[copies] * weight / draws over all ranks is 1/n for each example, also where shards differ in size."""
+    per_example = np.zeros(N)
+    for rank in range(ranks):
+        sampler = make(num_replicas=ranks, rank=rank)
+        for _ in range(2):
+            epoch(sampler)
+        list(sampler)
+        p = sampler.probabilities()
+        for ticket in sampler.tickets():
+            per_example[ticket.examples] = p[ticket.examples] * ticket.weights / ranks
+        unseen = (per_example == 0.0) & (p > 0.0)
+        per_example[unseen] = 1 / N  # not drawn in this epoch
+    assert per_example == pytest.approx(1 / N)
+
+
+def test_a_rank_resumes_with_its_own_state_only() -> None:
+    sampler, other = (make(num_replicas=2, rank=rank) for rank in range(2))
+    epoch(sampler)
+    state = sampler.state_dict()
+    again = make(num_replicas=2, rank=0)
+    again.load_state_dict(state)
+    assert list(again) == list(sampler)
+    with pytest.raises(StateError, match="rank"):
+        other.load_state_dict(state)
+    with pytest.raises(StateError, match="seed"):
+        make(num_replicas=2, rank=0, seed=6).load_state_dict(state)
+
+
+# Arguments and states -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"),
+    [
+        ({"num_examples": 0}, "num_examples"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"seed": -1}, "seed"),
+        ({"prior": np.ones(N)}, "prior"),
+        ({"prior": np.eye(N)[0]}, "prior"),
+        ({"prior": [1.0]}, "prior"),
+        ({"groups": [1, 2]}, "groups"),
+        ({"groups": np.zeros(N)}, "groups"),
+        ({"num_replicas": N + 1}, "num_replicas"),
+        ({"rank": 1}, "rank"),
+        ({"shuffle": True}, "AdaptiveBatchSampler"),
+    ],
+)
+def test_wrong_arguments_are_named(changes: dict[str, Any], argument: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{argument} "):
+        make(**changes)
+
+
+def test_wrong_losses_and_loaders_are_named() -> None:
+    sampler = make()
+    with pytest.raises(CohortError, match=r"^tickets "):
+        next(sampler.tickets())
+    list(sampler)
+    ticket = next(sampler.tickets())
+    for wrong in (torch.tensor(1.0), torch.ones(B + 1), [1.0] * B):
+        with pytest.raises(ConfigurationError, match=r"^losses .*reduction"):
+            ticket.mean(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"^loader .*batch_sampler"):
+        TicketLoader(DataLoader(DATA, batch_size=B))
+    with pytest.raises(ConfigurationError, match=r"^loader .*in_order"):
+        TicketLoader(DataLoader(DATA, batch_sampler=make(), in_order=False))
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "kind": lambda state: "EmpiricalBayesSampler",
+    "version": lambda state: 0,
+    "seed": lambda state: 5,
+    "config.batch_size": lambda state: B + 1,
+    "config.prior": lambda state: "crc32 00000000",
+    "epochs_begun": lambda state: -1,
+    "position": lambda state: 7,
+    "means": lambda state: -state["means"],
+    "visits": lambda state: state["visits"][:-1],
+    "heard_examples": lambda state: state["heard_examples"] + N,
+    "heard_norms": lambda state: -state["heard_norms"],
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_state_is_refused_without_a_trace(name: str) -> None:
+    sampler = make()
+    epoch(sampler)
+    list(sampler)
+    next(sampler.tickets()).observe(np.ones(B))
+    state = sampler.state_dict()
+    other = make()
+    before = other.state_dict()
+    with pytest.raises(StateError, match=name.removeprefix("config.")):
+        other.load_state_dict({**state, name: CHANGES[name](state)})
+    after = other.state_dict()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+    with pytest.raises(StateError):
+        make(groups=np.zeros(N, dtype=int)).load_state_dict(state)
+    with pytest.raises(StateError):
+        other.load_state_dict({key: value for key, value in state.items() if key != name})
+
+
+# Diagnosis ----------------------------------------------------------------------------------------------
+
+
+def test_diagnose_after_the_first_epoch() -> None:
+    alike, rare = (AdaptiveBatchSampler(1000, batch_size=10) for _ in range(2))
+    with pytest.raises(ConfigurationError, match="after its first epoch"):
+        diagnose(alike)
+    epoch(alike, np.ones(1000))
+    assert diagnose(alike).verdict == "nothing to gain"
+    epoch(rare, np.where(np.arange(1000) < 10, 50.0, 1.0))
+    found = diagnose(rare)
+    assert found.verdict == "adaptive"
+    assert found.noise.ratio("best possible") < found.noise.ratio("adaptive") < 1.0
+    assert "1000 examples, batches of 10" in repr(found)
+    with pytest.raises(ConfigurationError, match=r"^cohort_size "):
+        diagnose(rare, cohort_size=5)
+
+
+def test_expected_copies_are_those_of_the_formula() -> None:
+    """Of a rank, too: as many draws as the largest shard has examples."""
+    sampler = make(num_replicas=2, rank=1)
+    epoch(sampler)
+    p = sampler.probabilities()
+    own = p > 0.0
+    assert expected_copies(p[own], 12).sum() == pytest.approx(12.0)
+    assert own.sum() == 11
