@@ -160,11 +160,13 @@ def training_rounds(
     num_rounds: int,
     *,
     measure_every: int = 1,
+    available: Callable[[int], IntArray] | None = None,
 ) -> Iterator[TrainingRound]:
     """Train, and hand out each round when it is finished.
 
     In the rounds 0, ``measure_every``, 2 ``measure_every``, ... the norms of all clients and the sampler's
-    distribution are recorded; 0 records nothing. Only an oracle is shown the norms.
+    distribution are recorded; 0 records nothing. Only an oracle is shown the norms. ``available`` gives the
+    clients that are online in a round; everybody is without it.
     """
     state = algorithm.start(problem)
     oracle = sampler if isinstance(sampler, Oracle) else None
@@ -177,7 +179,7 @@ def training_rounds(
             oracle.reveal(norms)
         if measured:
             probabilities = sampler.probabilities()
-        cohort = sampler.draw()
+        cohort = sampler.draw() if available is None else sampler.draw(available(round_index))
         state, cohort_norms = algorithm(state, cohort, problem, round_index)
         sampler.observe(cohort, cohort_norms)
         yield TrainingRound(round_index, cohort, state, norms, probabilities)

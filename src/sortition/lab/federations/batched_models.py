@@ -44,6 +44,7 @@ class TwoLayers:
     """A hidden layer with tanh."""
 
     def __init__(self, num_features: int, num_classes: int, hidden: int = 16) -> None:
+        self.hidden = hidden
         self.shapes = {
             "weight": (num_features, hidden),
             "bias": (hidden,),

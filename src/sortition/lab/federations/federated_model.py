@@ -21,6 +21,7 @@ from sortition.lab.federations.batched_models import (
     losses,
 )
 from sortition.lab.federations.data import Federation
+from sortition.lab.federations.table_gradients import softmax_gradients, two_layer_gradients
 from sortition.lab.problems.batches import (
     BATCHES,
     LOCAL_STEPS,
@@ -35,7 +36,8 @@ MODELS = {"table": ("softmax", "two-layer"), "text": ("gru",), "image": ("cnn",)
 """Models by kind of data; the first is the default."""
 MOST_HELD = {"table": 100, "text": 5, "image": 20}
 """Held-out examples of a client that are judged, at most: its mean loss needs no more."""
-CHUNK = {"table": 1 << 20, "text": 1 << 13, "image": 1 << 13}
+CHUNK = 1 << 13
+"""Examples that are judged at once."""
 
 
 class FederatedModel:
@@ -94,40 +96,55 @@ class FederatedModel:
         return self._gradients(models, clients, self._local.of_round(round_index * STEPS_A_ROUND + step))
 
     def _gradients(self, models: FloatArray, clients: IntArray, generator: np.random.Generator) -> FloatArray:
-        found = gradients(self.model, _rows(models), *self._batch(clients, generator))
+        rows = self._batch_rows(clients, generator)
+        models = np.ascontiguousarray(models)
+        data, classes = self.federation, self.federation.num_classes
+        if isinstance(self.model, SoftmaxRegression):
+            return np.asarray(softmax_gradients(models, data.inputs, data.targets, rows, classes))
+        if isinstance(self.model, TwoLayers):
+            width = self.model.hidden
+            return np.asarray(two_layer_gradients(models, data.inputs, data.targets, rows, width, classes))
+        found = gradients(self.model, _rows(models), *self._examples(rows))
         return np.asarray(found.numpy(), dtype=np.float64)
 
-    def _batch(self, clients: IntArray, generator: np.random.Generator) -> tuple[Tensor, ...]:
-        """Inputs and targets of a mini-batch of each client, drawn with replacement."""
+    def _batch_rows(self, clients: IntArray, generator: np.random.Generator) -> IntArray:
+        """The rows of a mini-batch of each client, drawn with replacement."""
         uniforms = hashed_uniforms(int(generator.integers(1 << 62)), clients, self.batch_size)
-        rows = self._first_rows[clients, None] + batch_rows(uniforms, self.client_sizes[clients], False)
-        shape = (len(clients), self.batch_size)
+        rows: IntArray = batch_rows(uniforms, self.client_sizes[clients], False)
+        return self._first_rows[clients, None] + rows
+
+    def _examples(self, rows: IntArray) -> tuple[Tensor, ...]:
+        """Inputs and targets of these rows."""
+        flat = torch.from_numpy(rows.ravel())
         return tuple(
-            part.index_select(0, torch.from_numpy(rows.ravel())).reshape(*shape, *part.shape[1:])
+            part.index_select(0, flat).reshape(*rows.shape, *part.shape[1:])
             for part in (self._inputs, self._targets)
         )
 
-    def training_losses(self, model: FloatArray, clients: IntArray, round_index: int) -> FloatArray:
-        """The loss of each of ``clients`` on a mini-batch of this round, before it trains."""
-        batch = self._batch(clients, self._batches.of_round(round_index))
-        models = _rows(np.broadcast_to(model, (len(clients), model.size)))
-        with torch.no_grad():
-            each = losses(self.model, models, *batch)
-        return np.asarray(each.mean(dim=1).numpy(), dtype=np.float64)
+    def client_losses(self, model: FloatArray, power: float = 1.0) -> FloatArray:
+        """The loss of each client on ``batch_size`` of its training examples, or their mean of this power."""
+        rows = self._batch_rows(np.arange(self.num_clients), self._batches.of_round(0))
+        found = self._losses(model, *(part.flatten(0, 1) for part in self._examples(rows)))
+        powers = found.reshape(self.num_clients, self.batch_size) ** power
+        return np.asarray(powers.mean(axis=1) ** (1.0 / power))
 
-    def client_losses(self, model: FloatArray) -> FloatArray:
+    def held_out_losses(self, model: FloatArray) -> FloatArray:
         """The mean loss of each client's held-out part; nan where there is none."""
-        row, each = _rows(model[None]), []
-        with torch.no_grad():
-            for inputs, targets in zip(*(part.split(CHUNK[self.federation.kind]) for part in self._held), strict=True):
-                each.append(losses(self.model, row, inputs[None], targets[None])[0])
-        sums = np.bincount(self._held_clients, torch.cat(each).numpy(), minlength=self.num_clients)
+        found = self._losses(model, *self._held)
+        sums = np.bincount(self._held_clients, found, minlength=self.num_clients)
         with np.errstate(invalid="ignore"):
             return np.asarray(sums / self._held_counts)
 
+    def _losses(self, model: FloatArray, inputs: Tensor, targets: Tensor) -> FloatArray:
+        row, each = _rows(model[None]), []
+        with torch.no_grad():
+            for some, theirs in zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True):
+                each.append(losses(self.model, row, some[None], theirs[None])[0])
+        return np.asarray(torch.cat(each).numpy(), dtype=np.float64)
+
     def loss(self, model: FloatArray) -> float:
         """The held-out loss."""
-        return self.mean_loss(self.client_losses(model))
+        return self.mean_loss(self.held_out_losses(model))
 
     def mean_loss(self, client_losses: FloatArray) -> float:
         """The weighted mean over the clients that have held-out data."""
