@@ -139,6 +139,22 @@ class Oracle(Protocol):
         """Show the norms of the round to come."""
 
 
+@runtime_checkable
+class AsksLosses(Protocol):
+    """A sampler that asks some of the clients for their losses before each draw."""
+
+    def ask(self, losses_of: Callable[[IntArray], FloatArray]) -> None:
+        """Take the function that gives the mean loss of client ids at the model of the round to come."""
+
+
+@runtime_checkable
+class HearsLosses(Protocol):
+    """A sampler that learns from the losses of the clients that trained."""
+
+    def hear(self, cohort: Cohort, losses: FloatArray) -> None:
+        """Learn from the root mean square of each client's sample losses, before ``observe``."""
+
+
 @dataclass(frozen=True)
 class TrainingRound:
     """One finished round."""
@@ -165,11 +181,15 @@ def training_rounds(
     """Train, and hand out each round when it is finished.
 
     In the rounds 0, ``measure_every``, 2 ``measure_every``, ... the norms of all clients and the sampler's
-    distribution are recorded; 0 records nothing. Only an oracle is shown the norms. ``available`` gives the
-    clients that are online in a round; everybody is without it.
+    distribution are recorded; 0 records nothing. Only an oracle is shown the norms. Losses are given to
+    samplers that want them, if the problem has ``client_losses(model, power)``: of all clients, the mean of
+    the sample losses, or their power mean. ``available`` gives the clients that are online in a round;
+    without it everybody is.
     """
     state = algorithm.start(problem)
     oracle = sampler if isinstance(sampler, Oracle) else None
+    asking = sampler if isinstance(sampler, AsksLosses) else None
+    hearing = sampler if isinstance(sampler, HearsLosses) else None
     for round_index in range(num_rounds):
         measured = measure_every > 0 and round_index % measure_every == 0
         norms = probabilities = None
@@ -177,10 +197,15 @@ def training_rounds(
             norms = algorithm.all_norms(state, problem, round_index)
         if oracle is not None and norms is not None:
             oracle.reveal(norms)
+        model = getattr(state, "model", state)
+        if asking is not None:
+            asking.ask(lambda clients, model=model: problem.client_losses(model)[clients])  # type: ignore[misc]
         if measured:
             probabilities = sampler.probabilities()
         cohort = sampler.draw() if available is None else sampler.draw(available(round_index))
         state, cohort_norms = algorithm(state, cohort, problem, round_index)
+        if hearing is not None:
+            hearing.hear(cohort, problem.client_losses(model, power=2.0)[cohort.clients])
         sampler.observe(cohort, cohort_norms)
         yield TrainingRound(round_index, cohort, state, norms, probabilities)
 

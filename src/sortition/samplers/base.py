@@ -216,16 +216,7 @@ class BaseSampler(ABC):
         of them take part, with weight one (Appendix D.2).
         """
         ids = None if available is None else self._available(available)
-        if ids is not None:
-            weighed = self._draw_from(ids)
-        elif self._design == "fixed_size" and self.num_clients <= self._cohort_size:
-            weighed = self._draw_from(self._everybody())
-        else:
-            generator = self._generator.of_round(self._round_index)
-            effective = self._effective_distribution()
-            if type(effective) is Capped:  # isinstance of a protocol takes microseconds
-                effective.with_generator(generator)
-            weighed = draw_cohort(self._design, effective, self.num_clients, self._cohort_size, generator)
+        weighed = self._weighed_draw(ids)
         for array_of_cohort in weighed:
             array_of_cohort.setflags(write=False)  # nobody else has them, so no copy is needed
         cohort = Cohort(self._round_index, self._cohort_size, *weighed)
@@ -282,6 +273,18 @@ class BaseSampler(ABC):
         """Without the clients that have left."""
         here = self._roster.present(cohort.clients)
         return cohort.only(here), norms[here]
+
+    def _weighed_draw(self, available: IntArray | None) -> Weighed:
+        """Draw from everybody or from those ``available``; clients, counts, probabilities and weights."""
+        if available is not None:
+            return self._draw_from(available)
+        if self._design == "fixed_size" and self.num_clients <= self._cohort_size:
+            return self._draw_from(self._everybody())
+        generator = self._generator.of_round(self._round_index)
+        effective = self._effective_distribution()
+        if type(effective) is Capped:  # isinstance of a protocol takes microseconds
+            effective.with_generator(generator)
+        return draw_cohort(self._design, effective, self.num_clients, self._cohort_size, generator)
 
     def _draw_from(self, available: IntArray) -> Weighed:
         if len(available) <= self._cohort_size:

@@ -186,6 +186,11 @@ class LeastSquares:
         offset = self._root @ (model - self.minimiser)
         return self.least_loss + float(offset @ offset)
 
+    def client_losses(self, model: FloatArray, power: float = 1.0) -> FloatArray:
+        """Mean of each client's sample losses, or their mean of this ``power``."""
+        losses = (self.features @ model - self.targets) ** 2 / 2.0
+        return np.asarray(np.mean(losses**power, axis=1) ** (1.0 / power))
+
     def smoothness(self) -> FloatArray:
         r"""L_m, the smoothness of each client's loss: the largest eigenvalue of :math:`X_m^\top X_m / n`."""
         grams = self.features.transpose(0, 2, 1) @ self.features / self.samples

@@ -144,10 +144,11 @@ class SoftmaxFederation:
         """Mean cross-entropy over the training data of all clients."""
         return float(self._losses(model, self._features, self.labels).mean())
 
-    def client_losses(self, model: FloatArray) -> FloatArray:
-        """Mean cross-entropy of each client's training data."""
+    def client_losses(self, model: FloatArray, power: float = 1.0) -> FloatArray:
+        """Mean cross-entropy of each client's training data, or its mean of this ``power``."""
         losses = self._losses(model, self._features, self.labels)
-        return np.asarray(np.add.reduceat(losses, self._first_rows) / self.client_sizes)
+        means = np.add.reduceat(losses**power, self._first_rows) / self.client_sizes
+        return np.asarray(means ** (1.0 / power))
 
     def accuracy(self, model: FloatArray) -> float:
         """Share of the held-out rows that are classified right."""

@@ -1,0 +1,1 @@
+"""Samplers and ways to combine updates that others published, to be compared with; ``field`` names them."""
