@@ -1,0 +1,724 @@
+r"""Real federations: every method with step sizes tuned alike, and what each needs to a target held-out loss.
+
+A *cell* is a federation, a model, an algorithm, the share of clients in a round, the weights of the clients
+and who is online. In each cell every *method* (who is drawn, and how updates are combined) has its client and
+server step size tuned by a search of the same number of runs, on seeds of their own, and is then run on the
+report seeds. A seed decides the initial model, the mini-batches and the draws; the data are what they are.
+
+*Target.* The held-out loss that size-proportional FedAvg ("size") has after 80% of the rounds, on the falling
+curve that is nearest to the mean of its seeds. It is tuned for the least loss there, all others for the
+fewest rounds to it.
+
+*Intervals.* Ratios are computed again without each seed in turn (jackknife), as in ``sortition compare``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from sortition import EmpiricalBayesSampler, Memory, ProportionalSampler, UniformSampler
+from sortition.core.designs import Design
+from sortition.core.errors import ConfigurationError, DataError
+from sortition.core.types import FloatArray, IntArray
+from sortition.lab.algorithms import FedAdam, FedAvg, LocalSteps, Scaffold
+from sortition.lab.arena.tournament import TARGET_SHARE
+from sortition.lab.client_memory import UpdateMemory
+from sortition.lab.compare import FallingCurve, jackknife_interval
+from sortition.lab.contestants import Trial
+from sortition.lab.federations.data import FEDERATIONS, federation
+from sortition.lab.parallel import Progress, Tick, run_tasks
+from sortition.lab.reproduce.finished import origin, write_whole
+from sortition.lab.rivals.field import RIVALS, Contender
+from sortition.lab.training import training_rounds
+
+AlgorithmName: TypeAlias = Literal["fedavg", "fedadam", "scaffold"]
+Online: TypeAlias = Literal["all", "hours"]
+Role: TypeAlias = Literal["ours", "ablation", "unbiased", "biased", "reference"]
+
+BASE, RECOMMENDED, FULL_PARTICIPATION = "size", "default-memory", "full"
+FIRST_REPORT_SEED, FIRST_TUNING_SEED = 1, 1001
+ONLINE_HOURS = 4
+"""A client is online for so many hours before and after its own."""
+BYTES_A_NUMBER = 4
+HOPELESS = 3.0
+"""Training whose held-out loss is this many times the initial one has diverged."""
+WORST = 0.1
+"""The share of the clients whose mean loss is called the worst."""
+FACTOR = 2.0
+"""Neighbouring step sizes of the search."""
+
+
+# Methods -------------------------------------------------------------------------------------------------
+
+
+class Method(NamedTuple):
+    """Who is drawn, and how updates are combined."""
+
+    about: str
+    role: Role
+    make: Callable[[Trial, int], Contender]
+    """From a trial and the number of parameters, for one run."""
+    downloads: float = 1.0
+    """Models sent to clients, over trainings."""
+
+
+def _ours(kind: Any, design: Design, memory: bool) -> Callable[[Trial, int], Contender]:
+    def make(trial: Trial, num_parameters: int) -> Contender:
+        sampler = kind(**replace(trial, design=design).common())
+        kept = Memory(num_parameters=num_parameters, num_clients=len(trial.client_weights))
+        return Contender(sampler, kept if memory else None)
+
+    return make
+
+
+def _everybody(trial: Trial, num_parameters: int) -> Contender:
+    everyone = replace(trial, cohort_size=len(trial.client_weights), design="fixed_size")
+    return Contender(UniformSampler(**everyone.common()))
+
+
+METHODS: dict[str, Method] = {
+    BASE: Method("by data size, with replacement", "reference", _ours(ProportionalSampler, "with_replacement", False)),
+    FULL_PARTICIPATION: Method("everybody, every round", "reference", _everybody),
+    RECOMMENDED: Method(
+        "default sampler, fixed size, memory: recommended", "ours", _ours(EmpiricalBayesSampler, "fixed_size", True)
+    ),
+    "default": Method("default sampler, fixed size", "ours", _ours(EmpiricalBayesSampler, "fixed_size", False)),
+    "size-memory": Method(
+        "by data size, fixed size, memory", "ablation", _ours(ProportionalSampler, "fixed_size", True)
+    ),
+    "size-fixed": Method("by data size, fixed size", "ablation", _ours(ProportionalSampler, "fixed_size", False)),
+    **{
+        name: Method(
+            rival.paper,
+            "unbiased" if rival.unbiased else "biased",
+            rival.make,
+            2.0 if name == "power-of-choice" else 1.0,
+        )
+        for name, rival in RIVALS.items()
+        if rival.needs != "all norms"
+    },
+}
+"""By name. Where all clients must train before any is drawn (AOCS), trainings can't be saved: it is left out."""
+FEW = (BASE, RECOMMENDED, "default", "size-memory", "uniform-subset", "clustered-size", "fedvarp")
+MANY = (*FEW, "size-fixed", "mifa", "fedau", "power-of-choice", "oort")
+
+
+# Cells ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a federation is trained; the step sizes are where the search begins."""
+
+    num_rounds: int
+    local_steps: int
+    batch_size: int
+    steps: dict[AlgorithmName, tuple[float, float]]
+    """Client and server step size."""
+
+
+TABLE_STEPS: dict[AlgorithmName, tuple[float, float]] = {
+    "fedavg": (0.1, 4.0),
+    "fedadam": (0.1, 0.03),
+    "scaffold": (0.1, 2.0),
+}
+SETUPS: dict[str, Setup] = {
+    "lecturers": Setup(240, 5, 10, TABLE_STEPS),
+    "chem97": Setup(240, 5, 10, TABLE_STEPS),
+    "students": Setup(240, 5, 10, TABLE_STEPS),
+    "flights": Setup(160, 5, 10, TABLE_STEPS),
+    "fashion": Setup(120, 5, 10, {"fedavg": (0.1, 1.0)}),
+    "shakespeare": Setup(100, 3, 4, {"fedavg": (1.0, 2.0)}),
+    "chitchat": Setup(100, 3, 4, {"fedavg": (1.0, 2.0)}),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained, and under which conditions."""
+
+    federation: str
+    model: str
+    algorithm: AlgorithmName = "fedavg"
+    share: float = 0.05
+    """K / M."""
+    weighting: Literal["sizes", "equal"] = "sizes"
+    online: Online = "all"
+
+    @property
+    def name(self) -> str:
+        """For tables.
+
+        >>> Cell("flights", "softmax", weighting="equal").name
+        'flights, softmax, fedavg, K/M 5%, 1/M'
+        """
+        weights = "n/N" if self.weighting == "sizes" else "1/M"
+        hours = "" if self.online == "all" else ", by hour"
+        return f"{self.federation}, {self.model}, {self.algorithm}, K/M {self.share:.0%}, {weights}{hours}"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much work goes into a method in a cell."""
+
+    num_rounds: int
+    evaluations: int
+    tuning_runs: int
+    """Pairs of step sizes that are tried."""
+    tuning_seeds: int
+    report_seeds: int
+    probed_seeds: int
+    """Report seeds on which the error of the aggregate is measured, in two rounds."""
+
+    @property
+    def every(self) -> int:
+        """Rounds between evaluations."""
+        return max(1, self.num_rounds // self.evaluations)
+
+    @property
+    def evaluations_made(self) -> int:
+        """Points of a curve."""
+        return self.num_rounds // self.every
+
+    @property
+    def rounds(self) -> int:
+        """At most so many in all."""
+        return self.num_rounds * (self.tuning_runs * self.tuning_seeds + self.report_seeds)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A method in a cell, with an effort."""
+
+    cell: Cell
+    method: str
+    effort: Effort
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.cell.name}, {self.method}"
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the result, the target of the tuning apart."""
+        setup = SETUPS[self.cell.federation]
+        return {
+            **asdict(self),
+            "local_steps": setup.local_steps,
+            "batch_size": setup.batch_size,
+            "start": setup.steps[self.cell.algorithm],
+        }
+
+    def file(self, directory: Path) -> Path:
+        """Where the result is kept."""
+        key = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:12]
+        return directory / "runs" / f"{self.cell.federation}-{self.method}-{key}.json"
+
+
+def cells_of(name: str) -> list[Cell]:
+    """The cells of a federation, the base first; then one factor is varied at a time.
+
+    All factors would take weeks. Each is varied where rounds are cheap, and on two federations or more.
+    """
+    models = {"table": "softmax", "text": "gru", "image": "cnn"}
+    base = Cell(name, models[FEDERATIONS[name].kind])
+    rare, often = replace(base, share=0.01), replace(base, share=0.2)
+    equal, hours = replace(base, weighting="equal"), replace(base, online="hours")
+    adam, scaffold = replace(base, algorithm="fedadam"), replace(base, algorithm="scaffold")
+    deep = replace(base, model="two-layer")
+    varied: dict[str, list[Cell]] = {
+        "lecturers": [often, equal, rare, hours, adam, scaffold, deep],
+        "chem97": [often, equal, rare, adam, scaffold],
+        "students": [equal, hours, deep],
+        "flights": [equal, hours],
+        "fashion": [equal],
+    }
+    return [base, *varied.get(name, [])]
+
+
+def tasks_of(names: Sequence[str], *, quick: bool = False, seeds: int | None = None) -> list[Task]:
+    """Every task, those of the base cells first.
+
+    The base cells have all methods. Where a round is expensive (texts, images) there are fewer runs, and
+    full participation is left out.
+    """
+    by_federation = {name: cells_of(name) for name in names}
+    if quick:
+        by_federation = {name: cells[:1] for name, cells in by_federation.items()}
+    most = max(map(len, by_federation.values()))
+    cells = [each[place] for place in range(most) for each in by_federation.values() if place < len(each)]
+    return [
+        Task(cell, method, effort_of(cell, method, quick=quick, seeds=seeds))
+        for cell in cells
+        for method in methods_of(cell, quick=quick)
+    ]
+
+
+def methods_of(cell: Cell, *, quick: bool = False) -> list[str]:
+    """The methods of a cell, the reference first."""
+    if quick:
+        return [BASE, RECOMMENDED, "clustered-size", "fedvarp"]
+    if cell != cells_of(cell.federation)[0]:
+        # SCAFFOLD has a memory of its own, and the algorithm no place for another one
+        return [name for name in FEW if cell.algorithm != "scaffold" or name not in MEMORIES]
+    kind = FEDERATIONS[cell.federation].kind
+    return [*MANY, FULL_PARTICIPATION] if kind == "table" else list(MANY if kind == "image" else (*FEW, "mifa"))
+
+
+MEMORIES = frozenset({RECOMMENDED, "size-memory", "fedvarp", "mifa", "fedau", "clustered-similarity"})
+"""Methods that take the place of the plain sum of weighted updates."""
+
+
+def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None = None) -> Effort:
+    """What fits into two hours on two cores in all, or into three minutes if it must be quick."""
+    setup, kind = SETUPS[cell.federation], FEDERATIONS[cell.federation].kind
+    if quick:
+        return Effort(setup.num_rounds // (2 if kind == "table" else 5), 10, 2, 1, seeds or 2, 1)
+    if method == FULL_PARTICIPATION:
+        return Effort(setup.num_rounds, 40, 4, 1, seeds or 2, 0)
+    if kind == "table":
+        return Effort(setup.num_rounds, 40, 8, 1, seeds or 10, 5)
+    return Effort(setup.num_rounds, 20, 6, 1, seeds or 5, 0 if kind == "text" else 3)
+
+
+# One run -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed: curves at the evaluations, and what it cost."""
+
+    losses: list[float]
+    """Held-out loss; inf from the evaluation on at which it has diverged."""
+    worst: list[float]
+    """Mean held-out loss of the worst tenth of the clients."""
+    trainings: float
+    """Clients that trained, a round."""
+    errors: list[float]
+    """Squared error of the aggregate, in units of the least variance of draws with replacement."""
+
+
+def online_at(hours: IntArray, round_index: int) -> IntArray:
+    """The clients that are online in the hour of this round; the hours of the clients are spread by rank.
+
+    >>> online_at(np.array([3, 1, 2]), 0)
+    array([1])
+    """
+    own = np.argsort(np.argsort(hours, kind="stable"), kind="stable") * 24 // len(hours)
+    apart = np.abs(own - round_index % 24)
+    return np.flatnonzero(np.minimum(apart, 24 - apart) <= ONLINE_HOURS)
+
+
+def run_once(
+    task: Task,
+    steps: tuple[float, float],
+    seed: int,
+    *,
+    probed: bool = False,
+    tick: Tick = lambda: None,
+) -> Run:
+    """Train with these step sizes on this seed."""
+    from sortition.lab.federations.federated_model import FederatedModel
+
+    cell, effort, setup = task.cell, task.effort, SETUPS[task.cell.federation]
+    problem = FederatedModel(
+        federation(cell.federation),
+        model=cell.model,
+        weighting=cell.weighting,
+        batch_size=setup.batch_size,
+        seed=seed,
+    )
+    cohort_size = max(1, round(cell.share * problem.num_clients))
+    trial = Trial(problem.client_weights, cohort_size, effort.num_rounds, 1.0, "fixed_size", seed)
+    sampler, memory = METHODS[task.method].make(trial, problem.initial_model().size)
+    algorithm = _algorithm(cell, setup, steps, memory)
+    measurable = cell.algorithm == "fedavg" and cell.online == "all"
+    probes = (effort.num_rounds // 2, effort.num_rounds - 1) if probed and measurable else ()
+    available = None if cell.online == "all" else partial(online_at, problem.federation.hours)
+    losses: list[float] = []
+    worst: list[float] = []
+    errors: list[float] = []
+    trained, most = 0, HOPELESS * problem.loss(problem.initial_model())
+    before = problem.initial_model()
+    with np.errstate(over="ignore", invalid="ignore"):
+        for done in training_rounds(
+            sampler, problem, algorithm, effort.num_rounds, measure_every=0, available=available
+        ):
+            trained += len(done.cohort.clients)
+            if done.index in probes:
+                step = (before - done.state) / steps[1]
+                errors.append(aggregate_error(step, algorithm, before, problem, done.index, cohort_size))
+            if done.index + 1 in probes:
+                before = done.state
+            tick()
+            if (done.index + 1) % effort.every:
+                continue
+            each = problem.held_out_losses(getattr(done.state, "model", done.state))
+            losses.append(problem.mean_loss(each))
+            worst.append(worst_of(each))
+            if not losses[-1] <= most:
+                break
+    missing = effort.num_rounds // effort.every - len(losses)
+    if missing or not losses[-1] <= most:
+        for _ in range(effort.num_rounds - (done.index + 1)):
+            tick()
+        losses[-1] = worst[-1] = math.inf
+    return Run(losses + missing * [math.inf], worst + missing * [math.inf], trained / (done.index + 1), errors)
+
+
+def _algorithm(
+    cell: Cell, setup: Setup, steps: tuple[float, float], memory: UpdateMemory | None
+) -> LocalSteps:
+    client, server = steps
+    if cell.algorithm == "scaffold":
+        return Scaffold(client, setup.local_steps, server)
+    return (FedAdam if cell.algorithm == "fedadam" else FedAvg)(client, setup.local_steps, server, memory)
+
+
+def worst_of(client_losses: FloatArray) -> float:
+    """The mean loss of the worst tenth of the clients that have held-out data."""
+    known = np.sort(client_losses[~np.isnan(client_losses)])
+    return float(known[-max(1, round(WORST * len(known))) :].mean())
+
+
+def aggregate_error(
+    step: FloatArray, algorithm: Any, model: FloatArray, problem: Any, round_index: int, cohort_size: int
+) -> float:
+    r""":math:`\|g - \sum_m \lambda_m g_m\|^2 / V^\star` of a round's aggregate g.
+
+    :math:`V^\star = \frac1K ((\sum_m \lambda_m \|g_m\|)^2 - \|\sum_m \lambda_m g_m\|^2)` is the least
+    variance of K draws with replacement.
+    """
+    weights = problem.client_weights
+    updates = algorithm.updates(model, np.arange(problem.num_clients), problem, round_index)
+    truth = weights @ updates
+    roots = float(weights @ np.linalg.norm(updates, axis=1))
+    least = (roots**2 - float(truth @ truth)) / cohort_size
+    return float((step - truth) @ (step - truth)) / least
+
+
+# One task ------------------------------------------------------------------------------------------------
+
+
+def run_task(task: Task, target: float | None, tick: Tick = lambda: None) -> dict[str, Any]:
+    """Tune and run a method; ``target`` is the loss to tune for, None for the reference, which sets it."""
+    effort, setup = task.effort, SETUPS[task.cell.federation]
+    tuning = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + effort.tuning_seeds)
+    tried: dict[tuple[float, float], FallingCurve] = {}
+    place = TARGET_SHARE * effort.evaluations_made
+
+    def cost(steps: tuple[float, float]) -> tuple[float, float]:
+        runs = [run_once(task, steps, seed, tick=tick) for seed in tuning]
+        curve = tried[steps] = FallingCurve(np.mean([run.losses for run in runs], axis=0))
+        rounds = 0.0 if target is None else curve.rounds_to(target) or math.inf
+        return rounds, curve.at(place if target is None else effort.evaluations_made)
+
+    best = search(cost, setup.steps[task.cell.algorithm], effort.tuning_runs)
+    for _ in range((effort.tuning_runs - len(tried)) * effort.tuning_seeds * effort.num_rounds):
+        tick()
+    runs = [
+        run_once(task, best, FIRST_REPORT_SEED + number, probed=number < effort.probed_seeds, tick=tick)
+        for number in range(effort.report_seeds)
+    ]
+    return {
+        "settings": task.settings(),
+        "target": target,
+        "tuned_target": tried[best].at(place),
+        "steps": best,
+        "tried": len(tried),
+        "runs": [asdict(run) for run in runs],
+    }
+
+
+def search(
+    cost: Callable[[tuple[float, float]], tuple[float, float]], start: tuple[float, float], most: int
+) -> tuple[float, float]:
+    """The best of at most ``most`` pairs of step sizes: from the best so far to its neighbours, one by one.
+
+    >>> search(lambda pair: (abs(pair[0] - 4.0) + abs(pair[1] - 1.0), 0.0), (1.0, 1.0), most=8)
+    (4.0, 1.0)
+    """
+    costs = {start: cost(start)}
+    best = start
+    moves = [(1.0, FACTOR), (1.0, 1 / FACTOR), (FACTOR, 1.0), (1 / FACTOR, 1.0)]
+    while len(costs) < most:
+        fresh = [
+            (move, (best[0] * move[0], best[1] * move[1]))
+            for move in moves
+            if (best[0] * move[0], best[1] * move[1]) not in costs
+        ]
+        if not fresh:
+            break
+        move, pair = fresh[0]
+        costs[pair] = cost(pair)
+        if costs[pair] < costs[best]:
+            best = pair
+            moves.remove(move)  # go on this way first
+            moves.insert(0, move)
+    return best
+
+
+# All tasks -----------------------------------------------------------------------------------------------
+
+
+def finished(task: Task, directory: Path) -> dict[str, Any] | None:
+    """The result of a task that was run before; None if it was not. Damaged files are refused."""
+    path = task.file(directory)
+    if not path.is_file():
+        return None
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        same = found["settings"] == json.loads(json.dumps(task.settings())) and len(found["runs"]) > 0
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} should hold a finished task but is damaged ({error}); delete it") from None
+    if not same:
+        raise DataError(f"{path} holds another task than its name says; delete it")
+    return found
+
+
+def run_and_keep(
+    task: Task, target: float | None, directory: Path, made_by: Mapping[str, Any], tick: Tick
+) -> None:
+    """Run a task and save its result; called in a worker."""
+    keep(task, run_task(task, target, tick), directory, made_by)
+
+
+def keep(task: Task, result: Mapping[str, Any], directory: Path, made_by: Mapping[str, Any]) -> None:
+    """Save a result, and the code that made it."""
+    write_whole(task.file(directory), json.dumps({**result, "origin": made_by}).encode())
+
+
+def run_real(
+    tasks: Sequence[Task],
+    directory: Path,
+    *,
+    jobs: int = 1,
+    ray: str | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Run the tasks whose results are not in ``directory`` yet: the references, then all others.
+
+    ``ray`` is the address of a Ray cluster, or "local"; otherwise ``jobs`` processes are used. ``progress``
+    is called with the rounds done so far, out of ``rounds_left``.
+    """
+    if not tasks:
+        raise ConfigurationError("federations must name at least one, got none")
+    made_by, offset = origin(), 0
+    for wave in ([t for t in tasks if t.method == BASE], [t for t in tasks if t.method != BASE]):
+        left = [task for task in wave if finished(task, directory) is None]
+        if not left:
+            continue
+        targets = [None if task.method == BASE else _tuned_target(task, tasks, directory) for task in left]
+        report = partial(_shifted, progress, offset)
+        if ray is not None:
+            from sortition.lab.arena.ray_tasks import run_on_ray
+
+            work = [partial(run_task, task, target) for task, target in zip(left, targets, strict=True)]
+            names = [task.name for task in left]
+            for place, result in run_on_ray(work, ray, names):
+                keep(left[place], result, directory, made_by)
+                offset += left[place].effort.rounds
+                if progress is not None:
+                    progress(offset)
+            continue
+        run_tasks(
+            [
+                partial(run_and_keep, task, target, directory, made_by)
+                for task, target in zip(left, targets, strict=True)
+            ],
+            jobs,
+            report,
+            [task.name for task in left],
+        )
+        offset += sum(task.effort.rounds for task in left)
+
+
+def rounds_left(tasks: Sequence[Task], directory: Path) -> int:
+    """The rounds of the tasks that are not finished."""
+    return sum(task.effort.rounds for task in tasks if finished(task, directory) is None)
+
+
+def _shifted(progress: Progress | None, offset: int, rounds: int) -> None:
+    if progress is not None:
+        progress(offset + rounds)
+
+
+def _tuned_target(task: Task, tasks: Sequence[Task], directory: Path) -> float:
+    """The loss that the reference of the task's cell reached on the tuning seeds."""
+    reference = next(t for t in tasks if t.cell == task.cell and t.method == BASE)
+    found = finished(reference, directory)
+    assert found is not None
+    return float(found["tuned_target"])
+
+
+# Judging -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Score:
+    """A method in a cell, over the report seeds."""
+
+    cell: Cell
+    method: str
+    steps: tuple[float, float]
+    rounds: float | None
+    """Rounds to the target; None if the mean curve never gets there."""
+    trainings: float | None
+    """Client trainings to the target."""
+    examples: float | None
+    megabytes: float | None
+    """Models sent and received."""
+    ratio: float | None
+    """Trainings over those of the reference."""
+    interval: tuple[float, float] | None
+    final_loss: float
+    """Mean over the last tenth of the evaluations."""
+    final_spread: float
+    """Its standard deviation between seeds."""
+    worst_tenth: float
+    error: float | None
+    """Squared error of the aggregate over the least variance of draws with replacement."""
+    losses: FloatArray
+    """Mean held-out loss at each evaluation."""
+    every: int
+    """Rounds between evaluations."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The recommended setting against the best unbiased rival of a cell."""
+
+    cell: Cell
+    rival: str
+    ratio: float
+    interval: tuple[float, float] | None
+
+
+class CellResult(NamedTuple):
+    """All that is finished in a cell, the reference among it."""
+
+    cell: Cell
+    target: float
+    scores: tuple[Score, ...]
+    best_rival: Pair | None
+
+
+def judge(tasks: Sequence[Task], directory: Path) -> list[CellResult]:
+    """The cells whose reference is finished, each with the methods that are."""
+    outcome = []
+    for cell in dict.fromkeys(task.cell for task in tasks):
+        known = {t.method: (t, found) for t in tasks if t.cell == cell and (found := finished(t, directory))}
+        if BASE in known:
+            outcome.append(_judge_cell(cell, known))
+    return outcome
+
+
+class _Curves(NamedTuple):
+    losses: FloatArray
+    """One row a seed."""
+    trainings: FloatArray
+
+
+def _judge_cell(cell: Cell, known: Mapping[str, tuple[Task, dict[str, Any]]]) -> CellResult:
+    curves = {
+        name: _Curves(
+            np.array([run["losses"] for run in found["runs"]]),
+            np.array([run["trainings"] for run in found["runs"]]),
+        )
+        for name, (_, found) in known.items()
+    }
+    base = curves[BASE]
+    target = _target(base.losses)
+    scores = []
+    for name, (task, found) in known.items():
+        own, effort = curves[name], task.effort
+        evaluations = FallingCurve(own.losses.mean(axis=0)).rounds_to(target)
+        rounds = None if evaluations is None else evaluations * effort.every
+        trainings = None if rounds is None else rounds * float(own.trainings.mean())
+        ratio = log_ratio(own, base, base)
+        last = own.losses[:, -max(1, own.losses.shape[1] // 10) :].mean(axis=1)
+        worst = np.array([run["worst"] for run in found["runs"]])
+        errors = [error for run in found["runs"] for error in run["errors"]]
+        setup = SETUPS[cell.federation]
+        examples = None if trainings is None else trainings * setup.local_steps * setup.batch_size
+        numbers = _parameters(cell) * (2 if cell.algorithm == "scaffold" else 1)
+        megabytes = None
+        if trainings is not None:
+            megabytes = trainings * numbers * BYTES_A_NUMBER * (1.0 + METHODS[name].downloads) / 1e6
+        scores.append(
+            Score(
+                cell=cell,
+                method=name,
+                steps=tuple(found["steps"]),
+                rounds=rounds,
+                trainings=trainings,
+                examples=examples,
+                megabytes=megabytes,
+                ratio=None if ratio is None else math.exp(ratio),
+                interval=None if name == BASE else ratio_interval(own, base, base),
+                final_loss=float(last.mean()),
+                final_spread=float(last.std()),
+                worst_tenth=float(worst[:, -max(1, worst.shape[1] // 10) :].mean()),
+                error=float(np.mean(errors)) if errors else None,
+                losses=own.losses.mean(axis=0),
+                every=effort.every,
+            )
+        )
+    return CellResult(cell, target, tuple(scores), _best_rival(cell, scores, curves))
+
+
+def _best_rival(cell: Cell, scores: Sequence[Score], curves: Mapping[str, _Curves]) -> Pair | None:
+    """The recommended setting over the unbiased rival with the fewest trainings, size sampling among them."""
+    ours = RECOMMENDED if RECOMMENDED in curves else "default"
+    rivals = [
+        score
+        for score in scores
+        if score.trainings is not None and (METHODS[score.method].role == "unbiased" or score.method == BASE)
+    ]
+    if ours not in curves or not rivals:
+        return None
+    best = min(rivals, key=lambda score: score.trainings or math.inf).method
+    ratio = log_ratio(curves[ours], curves[best], curves[BASE])
+    if ratio is None:
+        return Pair(cell, best, math.inf, None)
+    return Pair(cell, best, math.exp(ratio), ratio_interval(curves[ours], curves[best], curves[BASE]))
+
+
+def _target(losses: FloatArray) -> float:
+    return FallingCurve(losses.mean(axis=0)).at(TARGET_SHARE * losses.shape[1])
+
+
+def log_ratio(own: _Curves, other: _Curves, base: _Curves) -> float | None:
+    """The logarithm of the ratio of trainings to the target that ``base`` sets; None if one never gets there."""
+    target = _target(base.losses)
+    needed = [FallingCurve(each.losses.mean(axis=0)).rounds_to(target) for each in (own, other)]
+    if needed[0] is None or needed[1] is None:
+        return None
+    return math.log(needed[0] * own.trainings.mean() / (needed[1] * other.trainings.mean()))
+
+
+def ratio_interval(own: _Curves, other: _Curves, base: _Curves) -> tuple[float, float] | None:
+    """Its interval by leaving out one seed at a time, of those that all three have."""
+    seeds = min(len(each.losses) for each in (own, other, base))
+    three = [_Curves(each.losses[:seeds], each.trainings[:seeds]) for each in (own, other, base)]
+    whole = log_ratio(*three)
+    without = [
+        log_ratio(*(_Curves(np.delete(e.losses, i, axis=0), np.delete(e.trainings, i)) for e in three))
+        for i in range(seeds)
+    ]
+    return None if whole is None else jackknife_interval(whole, without)
+
+
+def _parameters(cell: Cell) -> int:
+    from sortition.lab.federations.federated_model import FederatedModel
+
+    return int(FederatedModel(federation(cell.federation), model=cell.model).initial_model().size)
