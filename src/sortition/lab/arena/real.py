@@ -132,10 +132,10 @@ TABLE_STEPS: dict[AlgorithmName, tuple[float, float]] = {
     "scaffold": (0.1, 2.0),
 }
 SETUPS: dict[str, Setup] = {
-    "lecturers": Setup(240, 5, 10, TABLE_STEPS),
-    "chem97": Setup(240, 5, 10, TABLE_STEPS),
-    "students": Setup(240, 5, 10, TABLE_STEPS),
-    "flights": Setup(160, 5, 10, TABLE_STEPS),
+    "lecturers": Setup(150, 5, 10, TABLE_STEPS),
+    "chem97": Setup(150, 5, 10, TABLE_STEPS),
+    "students": Setup(150, 5, 10, TABLE_STEPS),
+    "flights": Setup(120, 5, 10, TABLE_STEPS),
     "fashion": Setup(120, 5, 10, {"fedavg": (0.1, 1.0)}),
     "shakespeare": Setup(100, 3, 4, {"fedavg": (1.0, 2.0)}),
     "chitchat": Setup(100, 3, 4, {"fedavg": (1.0, 2.0)}),
@@ -284,9 +284,9 @@ def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None
     if quick:
         return Effort(setup.num_rounds // (2 if kind == "table" else 5), 10, 2, 1, seeds or 2, 1)
     if method == FULL_PARTICIPATION:
-        return Effort(setup.num_rounds, 40, 4, 1, seeds or 2, 0)
+        return Effort(setup.num_rounds, 30, 4, 1, seeds or 2, 0)
     if kind == "table":
-        return Effort(setup.num_rounds, 40, 8, 1, seeds or 10, 5)
+        return Effort(setup.num_rounds, 30, 8, 1, seeds or 10, 5)
     return Effort(setup.num_rounds, 20, 6, 1, seeds or 5, 0 if kind == "text" else 3)
 
 
