@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,14 +31,14 @@ def run_on_ray(
     try:
         ray.init(
             **({"include_dashboard": False} if address == LOCAL else {"address": address}),
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             log_to_driver=False,
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         said = str(error).splitlines()[0]
         raise ConfigurationError(f"no Ray cluster answers at {address!r}: {said}") from None
     try:
-        call = ray.remote(num_cpus=1)(lambda task: task(_no_tick))
+        call: Any = ray.remote(num_cpus=1)(lambda task: task(_no_tick))
         places = {call.remote(task): place for place, task in enumerate(tasks)}
         while places:
             (ready,), _ = ray.wait(list(places), num_returns=1)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,16 +30,18 @@ from sortition import EmpiricalBayesSampler, Memory, ProportionalSampler, Unifor
 from sortition.core.designs import Design
 from sortition.core.errors import ConfigurationError, DataError
 from sortition.core.types import FloatArray, IntArray
-from sortition.lab.algorithms import FedAdam, FedAvg, LocalSteps, Scaffold
+from sortition.lab.algorithms import FedAdam, FedAvg, Scaffold
+from sortition.lab.arena.environments import LocalUpdates
 from sortition.lab.arena.tournament import TARGET_SHARE
 from sortition.lab.client_memory import UpdateMemory
 from sortition.lab.compare import FallingCurve, jackknife_interval
 from sortition.lab.contestants import Trial
 from sortition.lab.federations.data import FEDERATIONS, federation
+from sortition.lab.federations.packaged import INSTALL
 from sortition.lab.parallel import Progress, Tick, run_tasks
 from sortition.lab.reproduce.finished import origin, write_whole
 from sortition.lab.rivals.field import RIVALS, Contender
-from sortition.lab.training import training_rounds
+from sortition.lab.training import Algorithm, training_rounds
 
 AlgorithmName: TypeAlias = Literal["fedavg", "fedadam", "scaffold"]
 Online: TypeAlias = Literal["all", "hours"]
@@ -55,6 +58,7 @@ WORST = 0.1
 """The share of the clients whose mean loss is called the worst."""
 FACTOR = 2.0
 """Neighbouring step sizes of the search."""
+DIAGNOSIS_ROUNDS = {"table": 60, "text": 20, "image": 30}
 
 
 # Methods -------------------------------------------------------------------------------------------------
@@ -86,16 +90,24 @@ def _everybody(trial: Trial, num_parameters: int) -> Contender:
 
 
 METHODS: dict[str, Method] = {
-    BASE: Method("by data size, with replacement", "reference", _ours(ProportionalSampler, "with_replacement", False)),
+    BASE: Method(
+        "by data size, with replacement", "reference", _ours(ProportionalSampler, "with_replacement", False)
+    ),
     FULL_PARTICIPATION: Method("everybody, every round", "reference", _everybody),
     RECOMMENDED: Method(
-        "default sampler, fixed size, memory: recommended", "ours", _ours(EmpiricalBayesSampler, "fixed_size", True)
+        "default sampler, fixed size, memory: recommended",
+        "ours",
+        _ours(EmpiricalBayesSampler, "fixed_size", True),
     ),
-    "default": Method("default sampler, fixed size", "ours", _ours(EmpiricalBayesSampler, "fixed_size", False)),
+    "default": Method(
+        "default sampler, fixed size", "ours", _ours(EmpiricalBayesSampler, "fixed_size", False)
+    ),
     "size-memory": Method(
         "by data size, fixed size, memory", "ablation", _ours(ProportionalSampler, "fixed_size", True)
     ),
-    "size-fixed": Method("by data size, fixed size", "ablation", _ours(ProportionalSampler, "fixed_size", False)),
+    "size-fixed": Method(
+        "by data size, fixed size", "ablation", _ours(ProportionalSampler, "fixed_size", False)
+    ),
     **{
         name: Method(
             rival.paper,
@@ -107,9 +119,15 @@ METHODS: dict[str, Method] = {
         if rival.needs != "all norms"
     },
 }
-"""By name. Where all clients must train before any is drawn (AOCS), trainings can't be saved: it is left out."""
+"""By name. AOCS is left out: all clients train before any is drawn, so no training is saved."""
 FEW = (BASE, RECOMMENDED, "default", "size-memory", "uniform-subset", "clustered-size", "fedvarp")
 MANY = (*FEW, "size-fixed", "mifa", "fedau", "power-of-choice", "oort")
+OF_BASE_CELLS = {
+    "table": (*MANY, FULL_PARTICIPATION),
+    "image": MANY,
+    "text": (BASE, RECOMMENDED, "default", "uniform-subset", "clustered-size", "fedvarp"),
+}
+"""Fewer where a round is expensive."""
 
 
 # Cells ---------------------------------------------------------------------------------------------------
@@ -136,9 +154,9 @@ SETUPS: dict[str, Setup] = {
     "chem97": Setup(150, 5, 10, TABLE_STEPS),
     "students": Setup(150, 5, 10, TABLE_STEPS),
     "flights": Setup(120, 5, 10, TABLE_STEPS),
-    "fashion": Setup(120, 5, 10, {"fedavg": (0.1, 1.0)}),
-    "shakespeare": Setup(100, 3, 4, {"fedavg": (1.0, 2.0)}),
-    "chitchat": Setup(100, 3, 4, {"fedavg": (1.0, 2.0)}),
+    "fashion": Setup(100, 5, 10, {"fedavg": (0.3, 1.0)}),
+    "shakespeare": Setup(80, 3, 4, {"fedavg": (3.0, 1.0)}),
+    "chitchat": Setup(80, 3, 4, {"fedavg": (3.0, 1.0)}),
 }
 
 
@@ -248,8 +266,8 @@ def cells_of(name: str) -> list[Cell]:
 def tasks_of(names: Sequence[str], *, quick: bool = False, seeds: int | None = None) -> list[Task]:
     """Every task, those of the base cells first.
 
-    The base cells have all methods. Where a round is expensive (texts, images) there are fewer runs, and
-    full participation is left out.
+    The base cells have the most methods. Where a round is expensive (texts, images) there are fewer methods
+    and fewer runs.
     """
     by_federation = {name: cells_of(name) for name in names}
     if quick:
@@ -270,8 +288,7 @@ def methods_of(cell: Cell, *, quick: bool = False) -> list[str]:
     if cell != cells_of(cell.federation)[0]:
         # SCAFFOLD has a memory of its own, and the algorithm no place for another one
         return [name for name in FEW if cell.algorithm != "scaffold" or name not in MEMORIES]
-    kind = FEDERATIONS[cell.federation].kind
-    return [*MANY, FULL_PARTICIPATION] if kind == "table" else list(MANY if kind == "image" else (*FEW, "mifa"))
+    return list(OF_BASE_CELLS[FEDERATIONS[cell.federation].kind])
 
 
 MEMORIES = frozenset({RECOMMENDED, "size-memory", "fedvarp", "mifa", "fedau", "clustered-similarity"})
@@ -287,7 +304,7 @@ def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None
         return Effort(setup.num_rounds, 30, 4, 1, seeds or 2, 0)
     if kind == "table":
         return Effort(setup.num_rounds, 30, 8, 1, seeds or 10, 5)
-    return Effort(setup.num_rounds, 20, 6, 1, seeds or 5, 0 if kind == "text" else 3)
+    return Effort(setup.num_rounds, 20, 5, 1, seeds or 5, 0 if kind == "text" else 3)
 
 
 # One run -------------------------------------------------------------------------------------------------
@@ -372,12 +389,14 @@ def run_once(
         for _ in range(effort.num_rounds - (done.index + 1)):
             tick()
         losses[-1] = worst[-1] = math.inf
-    return Run(losses + missing * [math.inf], worst + missing * [math.inf], trained / (done.index + 1), errors)
+    return Run(
+        losses + missing * [math.inf], worst + missing * [math.inf], trained / (done.index + 1), errors
+    )
 
 
 def _algorithm(
     cell: Cell, setup: Setup, steps: tuple[float, float], memory: UpdateMemory | None
-) -> LocalSteps:
+) -> Algorithm:
     client, server = steps
     if cell.algorithm == "scaffold":
         return Scaffold(client, setup.local_steps, server)
@@ -485,18 +504,6 @@ def finished(task: Task, directory: Path) -> dict[str, Any] | None:
     return found
 
 
-def run_and_keep(
-    task: Task, target: float | None, directory: Path, made_by: Mapping[str, Any], tick: Tick
-) -> None:
-    """Run a task and save its result; called in a worker."""
-    keep(task, run_task(task, target, tick), directory, made_by)
-
-
-def keep(task: Task, result: Mapping[str, Any], directory: Path, made_by: Mapping[str, Any]) -> None:
-    """Save a result, and the code that made it."""
-    write_whole(task.file(directory), json.dumps({**result, "origin": made_by}).encode())
-
-
 def run_real(
     tasks: Sequence[Task],
     directory: Path,
@@ -505,41 +512,42 @@ def run_real(
     ray: str | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Run the tasks whose results are not in ``directory`` yet: the references, then all others.
+    """Run what is not in ``directory`` yet: the references, then all other tasks and the diagnoses.
 
     ``ray`` is the address of a Ray cluster, or "local"; otherwise ``jobs`` processes are used. ``progress``
     is called with the rounds done so far, out of ``rounds_left``.
     """
     if not tasks:
         raise ConfigurationError("federations must name at least one, got none")
-    made_by, offset = origin(), 0
-    for wave in ([t for t in tasks if t.method == BASE], [t for t in tasks if t.method != BASE]):
+    references = [task for task in tasks if task.method == BASE]
+    others = [task for task in tasks if task.method != BASE]
+    made_by, done = origin(), 0
+    for wave in (references, others):
         left = [task for task in wave if finished(task, directory) is None]
-        if not left:
+        work = [partial(run_task, task, _target_for(task, references, directory)) for task in left]
+        saves = [partial(_keep_task, task, directory, made_by) for task in left]
+        names = [task.name for task in left]
+        if wave is others:
+            for task in _base_tasks(references):
+                if not _diagnosis_file(task, directory).is_file():
+                    found = finished(task, directory)
+                    assert found is not None
+                    work.append(partial(diagnosed, task, tuple(found["steps"])))
+                    saves.append(partial(_keep_diagnosis, task, directory))
+                    names.append(f"{task.cell.federation}, diagnosis")
+        if not work:
             continue
-        targets = [None if task.method == BASE else _tuned_target(task, tasks, directory) for task in left]
-        report = partial(_shifted, progress, offset)
-        if ray is not None:
-            from sortition.lab.arena.ray_tasks import run_on_ray
+        if ray is None:
+            kept = [partial(_call_and_keep, call, save) for call, save in zip(work, saves, strict=True)]
+            run_tasks(kept, jobs, partial(_shifted, progress, done), names)
+            done += sum(task.effort.rounds for task in left)
+            continue
+        from sortition.lab.arena.ray_tasks import run_on_ray
 
-            work = [partial(run_task, task, target) for task, target in zip(left, targets, strict=True)]
-            names = [task.name for task in left]
-            for place, result in run_on_ray(work, ray, names):
-                keep(left[place], result, directory, made_by)
-                offset += left[place].effort.rounds
-                if progress is not None:
-                    progress(offset)
-            continue
-        run_tasks(
-            [
-                partial(run_and_keep, task, target, directory, made_by)
-                for task, target in zip(left, targets, strict=True)
-            ],
-            jobs,
-            report,
-            [task.name for task in left],
-        )
-        offset += sum(task.effort.rounds for task in left)
+        for place, result in run_on_ray(work, ray, names):
+            saves[place](result)
+            done += left[place].effort.rounds if place < len(left) else 0
+            _shifted(progress, done, 0)
 
 
 def rounds_left(tasks: Sequence[Task], directory: Path) -> int:
@@ -547,17 +555,104 @@ def rounds_left(tasks: Sequence[Task], directory: Path) -> int:
     return sum(task.effort.rounds for task in tasks if finished(task, directory) is None)
 
 
+def origins_of(tasks: Sequence[Task], directory: Path) -> list[dict[str, Any]]:
+    """The code that made the finished ones, without repetition."""
+    found: list[dict[str, Any]] = []
+    for task in tasks:
+        result = finished(task, directory)
+        if result is not None and result["origin"] not in found:
+            found.append(result["origin"])
+    return found
+
+
+def _call_and_keep(call: Callable[[Tick], Any], save: Callable[[Any], None], tick: Tick) -> None:
+    save(call(tick))
+
+
+def _keep_task(task: Task, directory: Path, made_by: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    write_whole(task.file(directory), json.dumps({**result, "origin": made_by}).encode())
+
+
 def _shifted(progress: Progress | None, offset: int, rounds: int) -> None:
     if progress is not None:
         progress(offset + rounds)
 
 
-def _tuned_target(task: Task, tasks: Sequence[Task], directory: Path) -> float:
-    """The loss that the reference of the task's cell reached on the tuning seeds."""
-    reference = next(t for t in tasks if t.cell == task.cell and t.method == BASE)
+def _target_for(task: Task, references: Sequence[Task], directory: Path) -> float | None:
+    """The loss that the reference of the task's cell reached on the tuning seeds; None for itself."""
+    if task.method == BASE:
+        return None
+    reference = next(each for each in references if each.cell == task.cell)
     found = finished(reference, directory)
     assert found is not None
     return float(found["tuned_target"])
+
+
+# The diagnosis of a federation ---------------------------------------------------------------------------
+
+
+def _base_tasks(references: Sequence[Task]) -> list[Task]:
+    """The references of the base cells."""
+    return [task for task in references if task.cell == cells_of(task.cell.federation)[0]]
+
+
+def _diagnosis_file(task: Task, directory: Path) -> Path:
+    return directory / "runs" / f"{task.cell.federation}-diagnosis-{task.effort.num_rounds}.json"
+
+
+def diagnosed(task: Task, steps: tuple[float, float], tick: Tick = lambda: None) -> dict[str, Any]:
+    """What ``sortition diagnose`` says of a base cell, at the tuned steps of the reference."""
+    from sortition.lab.diagnosis.diagnose import diagnose
+    from sortition.lab.federations.federated_model import FederatedModel
+
+    setup, kind = SETUPS[task.cell.federation], FEDERATIONS[task.cell.federation].kind
+    problem = FederatedModel(
+        federation(task.cell.federation),
+        model=task.cell.model,
+        batch_size=setup.batch_size,
+        seed=FIRST_TUNING_SEED,
+    )
+    told = diagnose(
+        LocalUpdates(problem, setup.local_steps, steps[0]),
+        cohort_size=max(1, round(task.cell.share * problem.num_clients)),
+        step_size=setup.local_steps * steps[0] * steps[1],
+        num_rounds=min(task.effort.num_rounds, DIAGNOSIS_ROUNDS[kind]),
+    )
+    return {"sentence": told.sentence, "verdict": told.verdict, "columns": told.columns, "rows": told.cells()}
+
+
+def _keep_diagnosis(task: Task, directory: Path, told: Mapping[str, Any]) -> None:
+    write_whole(_diagnosis_file(task, directory), json.dumps(told).encode())
+
+
+def diagnoses(tasks: Sequence[Task], directory: Path) -> dict[str, dict[str, Any]]:
+    """Those that are finished, by federation."""
+    found = {}
+    for task in _base_tasks([task for task in tasks if task.method == BASE]):
+        path = _diagnosis_file(task, directory)
+        if path.is_file():
+            found[task.cell.federation] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def installed_federations(names: Sequence[str] | None) -> list[str]:
+    """Check that the data of ``names`` are there; without names, those whose data are.
+
+    What is missing is an error before the work. Without names it is left out, and a warning tells so.
+    """
+    found = []
+    for name in names or FEDERATIONS:
+        try:
+            federation(name)
+        except DataError as error:
+            if names is not None:
+                raise
+            warnings.warn(f"{name} is left out: {error}", stacklevel=2)
+            continue
+        found.append(name)
+    if not found:
+        raise DataError(f"no federation has its data installed: {INSTALL}")
+    return found
 
 
 # Judging -------------------------------------------------------------------------------------------------
@@ -698,7 +793,7 @@ def _target(losses: FloatArray) -> float:
 
 
 def log_ratio(own: _Curves, other: _Curves, base: _Curves) -> float | None:
-    """The logarithm of the ratio of trainings to the target that ``base`` sets; None if one never gets there."""
+    """Logarithm of the ratio of trainings to the target of ``base``; None if one never gets there."""
     target = _target(base.losses)
     needed = [FallingCurve(each.losses.mean(axis=0)).rounds_to(target) for each in (own, other)]
     if needed[0] is None or needed[1] is None:

@@ -138,7 +138,8 @@ class FederatedModel:
     def _losses(self, model: FloatArray, inputs: Tensor, targets: Tensor) -> FloatArray:
         row, each = _rows(model[None]), []
         with torch.no_grad():
-            for some, theirs in zip(inputs.split(CHUNK), targets.split(CHUNK), strict=True):
+            for first in range(0, len(inputs), CHUNK):
+                some, theirs = inputs[first : first + CHUNK], targets[first : first + CHUNK]
                 each.append(losses(self.model, row, some[None], theirs[None])[0])
         return np.asarray(torch.cat(each).numpy(), dtype=np.float64)
 

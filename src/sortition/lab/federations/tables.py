@@ -69,9 +69,7 @@ def _ratings(client: str) -> Examples:
     table = _rdataset("lme4", "InstEval", INST_EVAL)
     features = [one_hot(table[name]) for name in ("studage", "lectage", "service", "dept")]
     targets = table["y"].to_numpy(dtype=np.int64) - 1
-    return Examples(
-        np.concatenate(features, axis=1).astype(np.float32), targets, numbered(table[client]), 5
-    )
+    return Examples(np.concatenate(features, axis=1).astype(np.float32), targets, numbered(table[client]), 5)
 
 
 def one_hot(values: Any) -> FloatArray:

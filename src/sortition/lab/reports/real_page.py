@@ -125,7 +125,9 @@ def verdict(results: Sequence[CellResult]) -> list[str]:
         f"Against the best unbiased rival of each cell it needs fewer trainings in {len(better)} of "
         f"{len(pairs)} cells, more in {len(worse)}; in the others the seeds show no difference."
     )
-    said += [f"More: {pair.cell.name} ({pair.rival}: {ratio_text(pair.ratio, pair.interval)})." for pair in worse]
+    said += [
+        f"More: {pair.cell.name} ({pair.rival}: {ratio_text(pair.ratio, pair.interval)})." for pair in worse
+    ]
     return said
 
 
@@ -144,19 +146,18 @@ def summary_table(results: Sequence[CellResult]) -> Table:
     return table
 
 
-def real_page(
-    results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str, Any]], made_by: str, missing: int
-) -> str:
+def real_page(results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str, Any]], made_by: str) -> str:
     """The page."""
     page = Page("Real federations", f"Trained with {made_by}.")
-    if missing:
-        page.paragraph(f"{missing} tasks are not finished: run the same command again.")
     page.bullets(verdict(results))
     page.table(summary_columns(), summary_rows(results))
     means = geometric_means(results)
     page.table(
         ["method", "geometric mean", "cells"],
-        [[name, Number(f"{mean:.2f}"), cells] for name, (mean, cells) in sorted(means.items(), key=lambda m: m[1])],
+        [
+            [name, Number(f"{mean:.2f}"), cells]
+            for name, (mean, cells) in sorted(means.items(), key=lambda m: m[1])
+        ],
         folded="Geometric means over the cells with K/M of 5% or more",
     )
     page.paragraph(HOW_TO_READ, note=True)
@@ -171,7 +172,11 @@ def real_page(
             page.table(told["columns"], told["rows"], folded="The diagnosis in figures")
         page.chart(picture(own))
         for result in own:
-            page.table(COLUMNS, [score_row(score) for score in result.scores], folded=f"{result.cell.name}: target {result.target:.4f}")
+            page.table(
+                COLUMNS,
+                [score_row(score) for score in result.scores],
+                folded=f"{result.cell.name}: target {result.target:.4f}",
+            )
         page.paragraph(ABOUT_COLUMNS, note=True)
     return page.render()
 
@@ -208,9 +213,10 @@ def picture(results: Sequence[CellResult]) -> dict[str, Any]:
     methods = [
         name
         for name in METHODS
-        if name not in (BASE, FULL_PARTICIPATION) and any(name in {s.method for s in r.scores} for r in results)
+        if name not in (BASE, FULL_PARTICIPATION)
+        and any(name in {s.method for s in r.scores} for r in results)
     ]
-    values = [
+    values: list[dict[str, Any]] = [
         {
             "cell": short_name(result.cell),
             "method": score.method,
@@ -227,7 +233,12 @@ def picture(results: Sequence[CellResult]) -> dict[str, Any]:
     offset = {"field": "method", "type": "nominal", "sort": methods, "scale": {"domain": methods}}
     low = min([0.5, *(value["ratio"] for value in values)])
     high = max([2.0, *(value["ratio"] for value in values)])
-    scale = {"type": "log", "domain": [round(0.8 * low, 3), round(1.3 * high, 3)], "nice": False, "clamp": True}
+    scale = {
+        "type": "log",
+        "domain": [round(0.8 * low, 3), round(1.3 * high, 3)],
+        "nice": False,
+        "clamp": True,
+    }
     colour = {
         "field": "method",
         "type": "nominal",
@@ -235,8 +246,18 @@ def picture(results: Sequence[CellResult]) -> dict[str, Any]:
         "scale": {"domain": methods, "range": [COLOURS_OF_METHODS[name] for name in methods]},
         "legend": {"title": None, "orient": "right"},
     }
-    shape = {"field": "kind", "type": "nominal", "legend": None, "scale": {"domain": list(SHAPES), "range": list(SHAPES.values())}}
-    x = {"field": "ratio", "type": "quantitative", "title": "client trainings, over size-proportional FedAvg", "scale": scale}
+    shape = {
+        "field": "kind",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": list(SHAPES), "range": list(SHAPES.values())},
+    }
+    x = {
+        "field": "ratio",
+        "type": "quantitative",
+        "title": "client trainings, over size-proportional FedAvg",
+        "scale": scale,
+    }
     tooltip = [{"field": each} for each in ("cell", "method", "kind")] + [
         {"field": each, "format": ".2f"} for each in ("ratio", "low", "high")
     ]
@@ -248,13 +269,30 @@ def picture(results: Sequence[CellResult]) -> dict[str, Any]:
             "layer": [
                 {
                     "mark": {"type": "rule", "strokeWidth": 1.3, "clip": True},
-                    "encoding": {"y": y, "yOffset": offset, "x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": colour},
+                    "encoding": {
+                        "y": y,
+                        "yOffset": offset,
+                        "x": {**x, "field": "low"},
+                        "x2": {"field": "high"},
+                        "color": colour,
+                    },
                 },
                 {
                     "mark": {"type": "point", "filled": True, "size": 45, "clip": True},
-                    "encoding": {"y": y, "yOffset": offset, "x": x, "color": colour, "shape": shape, "tooltip": tooltip},
+                    "encoding": {
+                        "y": y,
+                        "yOffset": offset,
+                        "x": x,
+                        "color": colour,
+                        "shape": shape,
+                        "tooltip": tooltip,
+                    },
                 },
-                {"data": {"values": [{"ratio": 1}]}, "mark": {"type": "rule", "color": "#555555", "strokeDash": [5, 4]}, "encoding": {"x": x}},
+                {
+                    "data": {"values": [{"ratio": 1}]},
+                    "mark": {"type": "rule", "color": "#555555", "strokeDash": [5, 4]},
+                    "encoding": {"x": x},
+                },
             ],
         },
         "Left of the dashed line a method needs fewer client trainings than size-proportional FedAvg. "
@@ -267,8 +305,18 @@ COLOURS_OF_METHODS = dict(
     zip(
         (name for name in METHODS if name not in (BASE, FULL_PARTICIPATION)),
         (
-            "#d62728", "#ff9896", "#1f77b4", "#aec7e8", "#7f7f7f", "#2ca02c", "#98df8a",
-            "#9467bd", "#bcbd22", "#8c564b", "#e377c2", "#17becf",
+            "#d62728",
+            "#ff9896",
+            "#1f77b4",
+            "#aec7e8",
+            "#7f7f7f",
+            "#2ca02c",
+            "#98df8a",
+            "#9467bd",
+            "#bcbd22",
+            "#8c564b",
+            "#e377c2",
+            "#17becf",
         ),
         strict=False,
     )
@@ -296,7 +344,9 @@ def real_json(results: Sequence[CellResult]) -> str:
         }
         for result in results
     ]
-    means = {name: {"ratio": mean, "cells": count} for name, (mean, count) in geometric_means(results).items()}
+    means = {
+        name: {"ratio": mean, "cells": count} for name, (mean, count) in geometric_means(results).items()
+    }
     return json.dumps(plain({"geometric_means": means, "cells": cells}), indent=1, allow_nan=False) + "\n"
 
 
