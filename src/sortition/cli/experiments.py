@@ -33,12 +33,12 @@ from sortition.lab.arena.environments import ENVIRONMENTS, SPLITS, ProblemFactor
 from sortition.lab.arena.real import (
     diagnoses,
     installed_federations,
-    judge,
     origins_of,
     rounds_left,
     run_real,
     tasks_of,
 )
+from sortition.lab.arena.real_scores import judge
 from sortition.lab.arena.tournament import Arena, run_closed_loop, run_replay
 from sortition.lab.arena.vectors import (
     VECTOR_ENVIRONMENTS,

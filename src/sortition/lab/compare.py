@@ -389,6 +389,8 @@ def _log_ratio(own: FloatArray, uniform: FloatArray) -> float | None:
 def _interval(ratio: float, own: FloatArray, uniform: FloatArray) -> tuple[float, float] | None:
     """The interval by leaving out one repeat at a time; None with one repeat, or if one of these fails."""
     repeats = len(own)
+    if repeats < 2:
+        return None
     without = [_log_ratio(np.delete(own, i, axis=0), np.delete(uniform, i, axis=0)) for i in range(repeats)]
     return jackknife_interval(ratio, without)
 

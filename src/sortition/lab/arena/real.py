@@ -8,8 +8,6 @@ report seeds. A seed decides the initial model, the mini-batches and the draws; 
 *Target.* The held-out loss that size-proportional FedAvg ("size") has after 80% of the rounds, on the falling
 curve that is nearest to the mean of its seeds. It is tuned for the least loss there, all others for the
 fewest rounds to it.
-
-*Intervals.* Ratios are computed again without each seed in turn (jackknife), as in ``sortition compare``.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from sortition.lab.algorithms import FedAdam, FedAvg, Scaffold
 from sortition.lab.arena.environments import LocalUpdates
 from sortition.lab.arena.tournament import TARGET_SHARE
 from sortition.lab.client_memory import UpdateMemory
-from sortition.lab.compare import FallingCurve, jackknife_interval
+from sortition.lab.compare import FallingCurve
 from sortition.lab.contestants import Trial
 from sortition.lab.federations.data import FEDERATIONS, federation
 from sortition.lab.federations.packaged import INSTALL
@@ -51,7 +49,6 @@ BASE, RECOMMENDED, FULL_PARTICIPATION = "size", "default-memory", "full"
 FIRST_REPORT_SEED, FIRST_TUNING_SEED = 1, 1001
 ONLINE_HOURS = 4
 """A client is online for so many hours before and after its own."""
-BYTES_A_NUMBER = 4
 HOPELESS = 3.0
 """Training whose held-out loss is this many times the initial one has diverged."""
 WORST = 0.1
@@ -182,6 +179,26 @@ class Cell:
         weights = "n/N" if self.weighting == "sizes" else "1/M"
         hours = "" if self.online == "all" else ", by hour"
         return f"{self.federation}, {self.model}, {self.algorithm}, K/M {self.share:.0%}, {weights}{hours}"
+
+    @property
+    def condition(self) -> str:
+        """In what it differs from the base cell of its federation.
+
+        >>> Cell("flights", "softmax", share=0.2).condition, Cell("flights", "softmax").condition
+        ('K/M 20%', 'base')
+        """
+        base = cells_of(self.federation)[0]
+        said = {
+            "model": self.model,
+            "algorithm": self.algorithm,
+            "share": f"K/M {self.share:.0%}",
+            "weighting": "weights 1/M",
+            "online": "by hour",
+        }
+        return (
+            ", ".join(text for key, text in said.items() if getattr(self, key) != getattr(base, key))
+            or "base"
+        )
 
 
 @dataclass(frozen=True)
@@ -653,167 +670,3 @@ def installed_federations(names: Sequence[str] | None) -> list[str]:
     if not found:
         raise DataError(f"no federation has its data installed: {INSTALL}")
     return found
-
-
-# Judging -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Score:
-    """A method in a cell, over the report seeds."""
-
-    cell: Cell
-    method: str
-    steps: tuple[float, float]
-    rounds: float | None
-    """Rounds to the target; None if the mean curve never gets there."""
-    trainings: float | None
-    """Client trainings to the target."""
-    examples: float | None
-    megabytes: float | None
-    """Models sent and received."""
-    ratio: float | None
-    """Trainings over those of the reference."""
-    interval: tuple[float, float] | None
-    final_loss: float
-    """Mean over the last tenth of the evaluations."""
-    final_spread: float
-    """Its standard deviation between seeds."""
-    worst_tenth: float
-    error: float | None
-    """Squared error of the aggregate over the least variance of draws with replacement."""
-    losses: FloatArray
-    """Mean held-out loss at each evaluation."""
-    every: int
-    """Rounds between evaluations."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The recommended setting against the best unbiased rival of a cell."""
-
-    cell: Cell
-    rival: str
-    ratio: float
-    interval: tuple[float, float] | None
-
-
-class CellResult(NamedTuple):
-    """All that is finished in a cell, the reference among it."""
-
-    cell: Cell
-    target: float
-    scores: tuple[Score, ...]
-    best_rival: Pair | None
-
-
-def judge(tasks: Sequence[Task], directory: Path) -> list[CellResult]:
-    """The cells whose reference is finished, each with the methods that are."""
-    outcome = []
-    for cell in dict.fromkeys(task.cell for task in tasks):
-        known = {t.method: (t, found) for t in tasks if t.cell == cell and (found := finished(t, directory))}
-        if BASE in known:
-            outcome.append(_judge_cell(cell, known))
-    return outcome
-
-
-class _Curves(NamedTuple):
-    losses: FloatArray
-    """One row a seed."""
-    trainings: FloatArray
-
-
-def _judge_cell(cell: Cell, known: Mapping[str, tuple[Task, dict[str, Any]]]) -> CellResult:
-    curves = {
-        name: _Curves(
-            np.array([run["losses"] for run in found["runs"]]),
-            np.array([run["trainings"] for run in found["runs"]]),
-        )
-        for name, (_, found) in known.items()
-    }
-    base = curves[BASE]
-    target = _target(base.losses)
-    scores = []
-    for name, (task, found) in known.items():
-        own, effort = curves[name], task.effort
-        evaluations = FallingCurve(own.losses.mean(axis=0)).rounds_to(target)
-        rounds = None if evaluations is None else evaluations * effort.every
-        trainings = None if rounds is None else rounds * float(own.trainings.mean())
-        ratio = log_ratio(own, base, base)
-        last = own.losses[:, -max(1, own.losses.shape[1] // 10) :].mean(axis=1)
-        worst = np.array([run["worst"] for run in found["runs"]])
-        errors = [error for run in found["runs"] for error in run["errors"]]
-        setup = SETUPS[cell.federation]
-        examples = None if trainings is None else trainings * setup.local_steps * setup.batch_size
-        numbers = _parameters(cell) * (2 if cell.algorithm == "scaffold" else 1)
-        megabytes = None
-        if trainings is not None:
-            megabytes = trainings * numbers * BYTES_A_NUMBER * (1.0 + METHODS[name].downloads) / 1e6
-        scores.append(
-            Score(
-                cell=cell,
-                method=name,
-                steps=tuple(found["steps"]),
-                rounds=rounds,
-                trainings=trainings,
-                examples=examples,
-                megabytes=megabytes,
-                ratio=None if ratio is None else math.exp(ratio),
-                interval=None if name == BASE else ratio_interval(own, base, base),
-                final_loss=float(last.mean()),
-                final_spread=float(last.std()),
-                worst_tenth=float(worst[:, -max(1, worst.shape[1] // 10) :].mean()),
-                error=float(np.mean(errors)) if errors else None,
-                losses=own.losses.mean(axis=0),
-                every=effort.every,
-            )
-        )
-    return CellResult(cell, target, tuple(scores), _best_rival(cell, scores, curves))
-
-
-def _best_rival(cell: Cell, scores: Sequence[Score], curves: Mapping[str, _Curves]) -> Pair | None:
-    """The recommended setting over the unbiased rival with the fewest trainings, size sampling among them."""
-    ours = RECOMMENDED if RECOMMENDED in curves else "default"
-    rivals = [
-        score
-        for score in scores
-        if score.trainings is not None and (METHODS[score.method].role == "unbiased" or score.method == BASE)
-    ]
-    if ours not in curves or not rivals:
-        return None
-    best = min(rivals, key=lambda score: score.trainings or math.inf).method
-    ratio = log_ratio(curves[ours], curves[best], curves[BASE])
-    if ratio is None:
-        return Pair(cell, best, math.inf, None)
-    return Pair(cell, best, math.exp(ratio), ratio_interval(curves[ours], curves[best], curves[BASE]))
-
-
-def _target(losses: FloatArray) -> float:
-    return FallingCurve(losses.mean(axis=0)).at(TARGET_SHARE * losses.shape[1])
-
-
-def log_ratio(own: _Curves, other: _Curves, base: _Curves) -> float | None:
-    """Logarithm of the ratio of trainings to the target of ``base``; None if one never gets there."""
-    target = _target(base.losses)
-    needed = [FallingCurve(each.losses.mean(axis=0)).rounds_to(target) for each in (own, other)]
-    if needed[0] is None or needed[1] is None:
-        return None
-    return math.log(needed[0] * own.trainings.mean() / (needed[1] * other.trainings.mean()))
-
-
-def ratio_interval(own: _Curves, other: _Curves, base: _Curves) -> tuple[float, float] | None:
-    """Its interval by leaving out one seed at a time, of those that all three have."""
-    seeds = min(len(each.losses) for each in (own, other, base))
-    three = [_Curves(each.losses[:seeds], each.trainings[:seeds]) for each in (own, other, base)]
-    whole = log_ratio(*three)
-    without = [
-        log_ratio(*(_Curves(np.delete(e.losses, i, axis=0), np.delete(e.trainings, i)) for e in three))
-        for i in range(seeds)
-    ]
-    return None if whole is None else jackknife_interval(whole, without)
-
-
-def _parameters(cell: Cell) -> int:
-    from sortition.lab.federations.federated_model import FederatedModel
-
-    return int(FederatedModel(federation(cell.federation), model=cell.model).initial_model().size)

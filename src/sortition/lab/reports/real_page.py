@@ -16,11 +16,8 @@ from sortition.lab.arena.real import (
     FULL_PARTICIPATION,
     METHODS,
     RECOMMENDED,
-    Cell,
-    CellResult,
-    Pair,
-    Score,
 )
+from sortition.lab.arena.real_scores import CellResult, MethodScore, Pair
 from sortition.lab.federations.data import FEDERATIONS
 from sortition.lab.reports.charts import whole_chart
 from sortition.lab.reports.page import Number, Page
@@ -71,7 +68,7 @@ def ratio_text(ratio: float | None, interval: tuple[float, float] | None) -> str
 
 def summary_columns() -> list[str]:
     """Of the table over all cells."""
-    return ["cell", *SHOWN, "full (rounds)", "best unbiased rival", "recommended over it"]
+    return ["federation", "condition", *SHOWN, "full (rounds)", "best unbiased rival", "recommended over it"]
 
 
 def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
@@ -84,7 +81,8 @@ def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
         pair = result.best_rival
         rows.append(
             [
-                result.cell.name,
+                result.cell.federation,
+                result.cell.condition,
                 *(_ratio_of(known.get(name)) for name in SHOWN),
                 "" if full is None else ratio_text(rounds, None),
                 "" if pair is None else pair.rival,
@@ -94,7 +92,7 @@ def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
     return rows
 
 
-def _ratio_of(score: Score | None) -> str:
+def _ratio_of(score: MethodScore | None) -> str:
     return "" if score is None else ratio_text(score.ratio, score.interval)
 
 
@@ -141,7 +139,7 @@ def summary_table(results: Sequence[CellResult]) -> Table:
     means = geometric_means(results)
     table.add_section()
     table.add_row(
-        "geometric mean, K/M from 5%", *(f"{means[name][0]:.2f}" if name in means else "" for name in SHOWN)
+        "geometric mean", "K/M from 5%", *(f"{means[name][0]:.2f}" if name in means else "" for name in SHOWN)
     )
     return table
 
@@ -181,7 +179,7 @@ def real_page(results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str
     return page.render()
 
 
-def score_row(score: Score) -> list[Any]:
+def score_row(score: MethodScore) -> list[Any]:
     """A method of a cell."""
 
     def whole(value: float | None) -> Number:
@@ -203,11 +201,6 @@ def score_row(score: Score) -> list[Any]:
     ]
 
 
-def short_name(cell: Cell) -> str:
-    """Without the federation."""
-    return cell.name.partition(", ")[2]
-
-
 def picture(results: Sequence[CellResult]) -> dict[str, Any]:
     """The ratios of a federation, with intervals: a row for each cell, a colour for each method."""
     methods = [
@@ -218,7 +211,7 @@ def picture(results: Sequence[CellResult]) -> dict[str, Any]:
     ]
     values: list[dict[str, Any]] = [
         {
-            "cell": short_name(result.cell),
+            "cell": result.cell.condition,
             "method": score.method,
             "ratio": score.ratio,
             "low": score.interval[0] if score.interval else score.ratio,
