@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ def run_on_ray(
         import ray
     except ModuleNotFoundError:
         raise ConfigurationError("--ray needs the package ray: pip install ray") from None
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns of a change to come
     try:
         ray.init(
             **({"include_dashboard": False} if address == LOCAL else {"address": address}),

@@ -81,7 +81,9 @@ def judge(tasks: Sequence[Task], directory: Path) -> list[CellResult]:
     return outcome
 
 
-class _Curves(NamedTuple):
+class Curves(NamedTuple):
+    """What the runs of a method leave."""
+
     losses: FloatArray
     """One row a seed."""
     trainings: FloatArray
@@ -89,7 +91,7 @@ class _Curves(NamedTuple):
 
 def _judge_cell(cell: Cell, known: Mapping[str, tuple[Task, dict[str, Any]]]) -> CellResult:
     curves = {
-        name: _Curves(
+        name: Curves(
             np.array([run["losses"] for run in found["runs"]]),
             np.array([run["trainings"] for run in found["runs"]]),
         )
@@ -135,7 +137,7 @@ def _judge_cell(cell: Cell, known: Mapping[str, tuple[Task, dict[str, Any]]]) ->
     return CellResult(cell, target, tuple(scores), _best_rival(cell, scores, curves))
 
 
-def _best_rival(cell: Cell, scores: Sequence[MethodScore], curves: Mapping[str, _Curves]) -> Pair | None:
+def _best_rival(cell: Cell, scores: Sequence[MethodScore], curves: Mapping[str, Curves]) -> Pair | None:
     """The recommended setting over the unbiased rival with the fewest trainings, size sampling among them."""
     ours = RECOMMENDED if RECOMMENDED in curves else "default"
     rivals = [
@@ -156,7 +158,7 @@ def _target(losses: FloatArray) -> float:
     return FallingCurve(losses.mean(axis=0)).at(TARGET_SHARE * losses.shape[1])
 
 
-def log_ratio(own: _Curves, other: _Curves, base: _Curves) -> float | None:
+def log_ratio(own: Curves, other: Curves, base: Curves) -> float | None:
     """Logarithm of the ratio of trainings to the target of ``base``; None if one never gets there."""
     target = _target(base.losses)
     needed = [FallingCurve(each.losses.mean(axis=0)).rounds_to(target) for each in (own, other)]
@@ -165,15 +167,15 @@ def log_ratio(own: _Curves, other: _Curves, base: _Curves) -> float | None:
     return math.log(needed[0] * own.trainings.mean() / (needed[1] * other.trainings.mean()))
 
 
-def ratio_interval(own: _Curves, other: _Curves, base: _Curves) -> tuple[float, float] | None:
+def ratio_interval(own: Curves, other: Curves, base: Curves) -> tuple[float, float] | None:
     """Its interval by leaving out one seed at a time, of those that all three have."""
     seeds = min(len(each.losses) for each in (own, other, base))
-    three = [_Curves(each.losses[:seeds], each.trainings[:seeds]) for each in (own, other, base)]
+    three = [Curves(each.losses[:seeds], each.trainings[:seeds]) for each in (own, other, base)]
     whole = log_ratio(*three)
     if seeds < 2 or whole is None:
         return None
     without = [
-        log_ratio(*(_Curves(np.delete(e.losses, i, axis=0), np.delete(e.trainings, i)) for e in three))
+        log_ratio(*(Curves(np.delete(e.losses, i, axis=0), np.delete(e.trainings, i)) for e in three))
         for i in range(seeds)
     ]
     return jackknife_interval(whole, without)

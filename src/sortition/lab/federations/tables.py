@@ -24,7 +24,7 @@ def flights() -> Examples:
     table = table[table["tailnum"].notna()]
     delay = table["arr_delay"].to_numpy(dtype=np.float64)
     targets = np.where(np.isnan(delay), len(DELAYS) + 1, np.searchsorted(DELAYS, delay))
-    day = _pandas().to_datetime(table[["year", "month", "day"]]).dt.dayofweek
+    day = _pandas().to_datetime(table[["year", "month", "day"]]).dt.day_of_week
     distance = np.log(table["distance"].to_numpy(dtype=np.float64))
     hour = table["hour"].to_numpy(dtype=np.float64)
     features = [
