@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +15,6 @@ from typer.testing import CliRunner
 from sortition.cli.commands import app
 from sortition.core.errors import ConfigurationError, DataError
 from sortition.lab.arena import real
-from sortition.lab.arena.ray_tasks import run_on_ray
 from sortition.lab.arena.real import (
     BASE,
     FULL_PARTICIPATION,
@@ -279,20 +280,28 @@ class TestCommand:
         assert (result.exit_code, result.stderr) == (2, "sortition: toy is not installed\n")
 
 
+ON_RAY = """
+from sortition.lab.arena.ray_tasks import run_on_ray
+
 def three(tick):
     tick()
     return 3
 
-
 def failing(tick):
     raise ValueError("no")
 
+print(sorted(run_on_ray([three, three], "local", ["a", "b"])))
+try:
+    list(run_on_ray([failing], "local", ["c"]))
+except ValueError as error:
+    print(error.__notes__)
+"""
+
 
 def test_tasks_on_a_local_ray_cluster():
-    """Results with their places, and errors with the task's name."""
+    """Results with their places, and errors with the task's name; in a process of its own."""
     pytest.importorskip("ray", reason="ray comes with flwr[simulation], which is not installed")
-    found = run_on_ray([three, three, failing], "local", ["a", "b", "c"])
-    results = {}
-    with pytest.raises(ValueError, match="no") as error:
-        results.update(found)
-    assert error.value.__notes__ == ["in c"]
+    done = subprocess.run(
+        [sys.executable, "-c", ON_RAY], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout == "[(0, 3), (1, 3)]\n['in c']\n", done.stderr

@@ -117,12 +117,12 @@ METHODS: dict[str, Method] = {
     },
 }
 """By name. AOCS is left out: all clients train before any is drawn, so no training is saved."""
-FEW = (BASE, RECOMMENDED, "default", "size-memory", "uniform-subset", "clustered-size", "fedvarp")
-MANY = (*FEW, "size-fixed", "mifa", "fedau", "power-of-choice", "oort")
+FEW = (BASE, RECOMMENDED, "clustered-size", "fedvarp", "uniform-subset")
+MANY = (*FEW, "default", "size-memory", "size-fixed", "mifa", "fedau", "power-of-choice", "oort")
 OF_BASE_CELLS = {
     "table": (*MANY, FULL_PARTICIPATION),
     "image": MANY,
-    "text": (BASE, RECOMMENDED, "default", "uniform-subset", "clustered-size", "fedvarp"),
+    "text": FEW,
 }
 """Fewer where a round is expensive."""
 
@@ -302,14 +302,11 @@ def methods_of(cell: Cell, *, quick: bool = False) -> list[str]:
     """The methods of a cell, the reference first."""
     if quick:
         return [BASE, RECOMMENDED, "clustered-size", "fedvarp"]
+    if cell.algorithm == "scaffold":  # it has a memory of its own, and no place for another one
+        return [BASE, "default", "clustered-size", "uniform-subset"]
     if cell != cells_of(cell.federation)[0]:
-        # SCAFFOLD has a memory of its own, and the algorithm no place for another one
-        return [name for name in FEW if cell.algorithm != "scaffold" or name not in MEMORIES]
+        return list(FEW)
     return list(OF_BASE_CELLS[FEDERATIONS[cell.federation].kind])
-
-
-MEMORIES = frozenset({RECOMMENDED, "size-memory", "fedvarp", "mifa", "fedau", "clustered-similarity"})
-"""Methods that take the place of the plain sum of weighted updates."""
 
 
 def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None = None) -> Effort:
