@@ -5,6 +5,7 @@ A table's rows are short and mostly zeros, so that most of torch's time is not s
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,17 @@ def add_outer(x: NDArray[Any], residual: FloatArray, weights: FloatArray, bias: 
                 weights[i * residual.size + j] += x[i] * residual[j]
 
 
-@njit(cache=True)
+@njit(cache=True, fastmath={"reassoc", "contract"})
 def softmax_residual(logits: FloatArray, target: int, share: float) -> None:
     """Turn logits into share * (softmax - one-hot), in place."""
-    logits -= logits.max()
-    np.exp(logits, logits)
-    logits *= share / logits.sum()
+    most, total = logits[0], 0.0
+    for j in range(1, logits.size):
+        most = max(most, logits[j])
+    for j in range(logits.size):
+        logits[j] = math.exp(logits[j] - most)
+        total += logits[j]
+    for j in range(logits.size):
+        logits[j] *= share / total
     logits[target] -= share
 
 
@@ -73,7 +79,8 @@ def two_layer_gradients(
         model, gradient = models[c], gradients[c]
         for row in rows[c]:
             layer(inputs[row], model[:first], model[first:second], hidden)
-            np.tanh(hidden, hidden)
+            for i in range(width):
+                hidden[i] = math.tanh(hidden[i])
             layer(hidden, model[second:third], model[third:], logits)
             softmax_residual(logits, targets[row], 1.0 / rows.shape[1])
             add_outer(hidden, logits, gradient[second:third], gradient[third:])
