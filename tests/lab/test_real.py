@@ -40,6 +40,8 @@ from sortition.lab.arena.real_scores import Curves, judge, log_ratio, ratio_inte
 from sortition.lab.federations.data import FEDERATIONS, Examples, Source, dealt
 from sortition.lab.reports.real_page import geometric_means, picture, real_json, real_page, verdict
 
+pytest.importorskip("torch", reason="the extra torch is not installed")
+
 TINY = Effort(num_rounds=6, evaluations=3, tuning_runs=2, tuning_seeds=1, report_seeds=2, probed_seeds=1)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from torch.nn import functional
 
-from sortition.core.cohort import Cohort
-from sortition.lab.algorithms import AdamState, FedAdam, FedAvg
-from sortition.lab.federations.batched_models import (
+torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+
+from torch.nn import functional  # noqa: E402
+
+from sortition.core.cohort import Cohort  # noqa: E402
+from sortition.lab.algorithms import AdamState, FedAdam, FedAvg  # noqa: E402
+from sortition.lab.federations.batched_models import (  # noqa: E402
     NextCharacter,
     SmallCNN,
     SoftmaxRegression,
@@ -19,9 +21,9 @@ from sortition.lab.federations.batched_models import (
     losses,
     named,
 )
-from sortition.lab.federations.data import FEDERATIONS, Examples, dealt
-from sortition.lab.federations.federated_model import FederatedModel
-from sortition.lab.training import check_problem
+from sortition.lab.federations.data import FEDERATIONS, Examples, dealt  # noqa: E402
+from sortition.lab.federations.federated_model import FederatedModel  # noqa: E402
+from sortition.lab.training import check_problem  # noqa: E402
 
 
 def toy(kind: str = "table", clients: int = 6, seed: int = 0):
