@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.table import Table
@@ -96,28 +96,45 @@ def _ratio_of(score: MethodScore | None) -> str:
     return "" if score is None else ratio_text(score.ratio, score.interval)
 
 
-def geometric_means(results: Sequence[CellResult]) -> dict[str, tuple[float, int]]:
-    """For each method the geometric mean of its ratios, and over how many cells of at least 5%."""
-    found: dict[str, list[float]] = {}
+class Mean(NamedTuple):
+    """A method over the cells with K/M of 5% or more."""
+
+    ratio: float
+    """Geometric mean over the cells in which it reached the target; nan if it did in none."""
+    cells: int
+    missed: int
+    """Cells in which it did not."""
+
+
+def geometric_means(results: Sequence[CellResult]) -> dict[str, Mean]:
+    """By method, the fewest trainings first."""
+    found: dict[str, list[float | None]] = {}
     for result in results:
         for score in result.scores:
-            if result.cell.share >= LEAST_SHARE and score.ratio is not None and score.method != BASE:
+            if result.cell.share >= LEAST_SHARE and score.method not in (BASE, FULL_PARTICIPATION):
                 found.setdefault(score.method, []).append(score.ratio)
-    return {name: (float(np.exp(np.mean(np.log(each)))), len(each)) for name, each in found.items()}
+    means = {}
+    for name, ratios in found.items():
+        logs = [math.log(ratio) for ratio in ratios if ratio is not None]
+        mean = math.exp(sum(logs) / len(logs)) if logs else math.nan
+        means[name] = Mean(mean, len(logs), len(ratios) - len(logs))
+    return dict(sorted(means.items(), key=lambda item: (math.isnan(item[1].ratio), item[1].ratio)))
 
 
 def verdict(results: Sequence[CellResult]) -> list[str]:
     """What the table says of the recommended setting, in sentences."""
     means = geometric_means(results)
     pairs = [result.best_rival for result in results if result.best_rival is not None]
-    worse = [pair for pair in pairs if pair.interval is None or pair.interval[0] > 1.0]
+    worse = [p for p in pairs if math.isinf(p.ratio) or (p.interval is not None and p.interval[0] > 1.0)]
     better = [pair for pair in pairs if pair.interval is not None and pair.interval[1] < 1.0]
     said = []
     if RECOMMENDED in means:
-        mean, cells = means[RECOMMENDED]
+        mean = means[RECOMMENDED]
+        over = "one cell" if mean.cells == 1 else f"{mean.cells} cells"
+        missed = f" It did not reach the target in {mean.missed} others." if mean.missed else ""
         said.append(
-            f"The recommended setting needs {mean:.2f} times the client trainings of size-proportional "
-            f"FedAvg, in the geometric mean over {cells} cells with K/M of 5% or more."
+            f"The recommended setting needs {mean.ratio:.2f} times the client trainings of size-proportional "
+            f"FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed}"
         )
     said.append(
         f"Against the best unbiased rival of each cell it needs fewer trainings in {len(better)} of "
@@ -139,7 +156,9 @@ def summary_table(results: Sequence[CellResult]) -> Table:
     means = geometric_means(results)
     table.add_section()
     table.add_row(
-        "geometric mean", "K/M from 5%", *(f"{means[name][0]:.2f}" if name in means else "" for name in SHOWN)
+        "geometric mean",
+        "K/M from 5%",
+        *(f"{means[name].ratio:.2f}" if name in means else "" for name in SHOWN),
     )
     return table
 
@@ -149,12 +168,11 @@ def real_page(results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str
     page = Page("Real federations", f"Trained with {made_by}.")
     page.bullets(verdict(results))
     page.table(summary_columns(), summary_rows(results))
-    means = geometric_means(results)
     page.table(
-        ["method", "geometric mean", "cells"],
+        ["method", "kind", "geometric mean", "cells", "target not reached"],
         [
-            [name, Number(f"{mean:.2f}"), cells]
-            for name, (mean, cells) in sorted(means.items(), key=lambda m: m[1])
+            [name, METHODS[name].role, Number(f"{mean.ratio:.2f}"), mean.cells, mean.missed]
+            for name, mean in geometric_means(results).items()
         ],
         folded="Geometric means over the cells with K/M of 5% or more",
     )
@@ -337,9 +355,7 @@ def real_json(results: Sequence[CellResult]) -> str:
         }
         for result in results
     ]
-    means = {
-        name: {"ratio": mean, "cells": count} for name, (mean, count) in geometric_means(results).items()
-    }
+    means = {name: mean._asdict() for name, mean in geometric_means(results).items()}
     return json.dumps(plain({"geometric_means": means, "cells": cells}), indent=1, allow_nan=False) + "\n"
 
 
