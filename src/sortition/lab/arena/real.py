@@ -38,6 +38,7 @@ from sortition.lab.federations.data import FEDERATIONS, federation
 from sortition.lab.federations.packaged import INSTALL
 from sortition.lab.parallel import Progress, Tick, run_tasks
 from sortition.lab.reproduce.finished import origin, write_whole
+from sortition.lab.rivals.clustered import ClusteredBySimilaritySampler
 from sortition.lab.rivals.field import RIVALS, Contender
 from sortition.lab.training import Algorithm, training_rounds
 
@@ -46,6 +47,7 @@ Online: TypeAlias = Literal["all", "hours"]
 Role: TypeAlias = Literal["ours", "ablation", "unbiased", "biased", "reference"]
 
 BASE, RECOMMENDED, FULL_PARTICIPATION = "size", "default-memory", "full"
+SIMILARITY = "clustered-similarity"
 FIRST_REPORT_SEED, FIRST_TUNING_SEED = 1, 1001
 ONLINE_HOURS = 4
 """A client is online for so many hours before and after its own."""
@@ -86,6 +88,13 @@ def _everybody(trial: Trial, num_parameters: int) -> Contender:
     return Contender(UniformSampler(**everyone.common()))
 
 
+def _similarity(trial: Trial, num_parameters: int) -> Contender:
+    """Clustered sampling by similarity whose tree is made anew every 20 rounds: it takes M^2 operations."""
+    common = {name: value for name, value in trial.common().items() if name != "design"}
+    sampler = ClusteredBySimilaritySampler(**common, num_parameters=num_parameters, recluster_every=20)
+    return Contender(sampler, sampler)
+
+
 METHODS: dict[str, Method] = {
     BASE: Method(
         "by data size, with replacement", "reference", _ours(ProportionalSampler, "with_replacement", False)
@@ -109,7 +118,7 @@ METHODS: dict[str, Method] = {
         name: Method(
             rival.paper,
             "unbiased" if rival.unbiased else "biased",
-            rival.make,
+            _similarity if name == SIMILARITY else rival.make,
             2.0 if name == "power-of-choice" else 1.0,
         )
         for name, rival in RIVALS.items()
@@ -125,6 +134,8 @@ OF_BASE_CELLS = {
     "text": FEW,
 }
 """Fewer where a round is expensive."""
+BY_SIMILARITY = ("lecturers", "fashion")
+"""Where clustering by similarity is affordable: few clients."""
 
 
 # Cells ---------------------------------------------------------------------------------------------------
@@ -306,7 +317,8 @@ def methods_of(cell: Cell, *, quick: bool = False) -> list[str]:
         return [BASE, "default", "clustered-size", "uniform-subset"]
     if cell != cells_of(cell.federation)[0]:
         return list(FEW)
-    return list(OF_BASE_CELLS[FEDERATIONS[cell.federation].kind])
+    similarity = [SIMILARITY] if cell.federation in BY_SIMILARITY else []
+    return [*OF_BASE_CELLS[FEDERATIONS[cell.federation].kind], *similarity]
 
 
 def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None = None) -> Effort:
