@@ -122,9 +122,9 @@ FEDERATIONS: dict[str, Source] = {
 """All of them by name. All but fashion came with their clients."""
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=None)
 def federation(name: str) -> Federation:
-    """Load a federation by name.
+    """Load a federation by name; it is kept in memory.
 
     It raises DataError, which says what to install, where its data are missing.
     """
