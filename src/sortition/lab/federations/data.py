@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -122,7 +122,7 @@ FEDERATIONS: dict[str, Source] = {
 """All of them by name. All but fashion came with their clients."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def federation(name: str) -> Federation:
     """Load a federation by name; it is kept in memory.
 
