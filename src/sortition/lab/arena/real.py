@@ -642,7 +642,7 @@ def diagnosed(task: Task, steps: tuple[float, float], tick: Tick = lambda: None)
         LocalUpdates(problem, setup.local_steps, steps[0]),
         cohort_size=max(1, round(task.cell.share * problem.num_clients)),
         step_size=setup.local_steps * steps[0] * steps[1],
-        num_rounds=min(task.effort.num_rounds, DIAGNOSIS_ROUNDS[kind]),
+        num_rounds=min(task.effort.num_rounds // 2, DIAGNOSIS_ROUNDS[kind]),
     )
     return {"sentence": told.sentence, "verdict": told.verdict, "columns": told.columns, "rows": told.cells()}
 
