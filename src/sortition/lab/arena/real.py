@@ -163,8 +163,8 @@ SETUPS: dict[str, Setup] = {
     "students": Setup(150, 5, 10, TABLE_STEPS),
     "flights": Setup(120, 5, 10, TABLE_STEPS),
     "fashion": Setup(100, 5, 10, {"fedavg": (0.3, 1.0)}),
-    "shakespeare": Setup(80, 3, 4, {"fedavg": (3.0, 1.0)}),
-    "chitchat": Setup(80, 3, 4, {"fedavg": (3.0, 1.0)}),
+    "shakespeare": Setup(60, 3, 4, {"fedavg": (3.0, 1.0)}),
+    "chitchat": Setup(60, 3, 4, {"fedavg": (3.0, 1.0)}),
 }
 
 
@@ -330,7 +330,9 @@ def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None
         return Effort(setup.num_rounds, 30, 4, 1, seeds or 2, 0)
     if kind == "table":
         return Effort(setup.num_rounds, 30, 8, 1, seeds or 10, 5)
-    return Effort(setup.num_rounds, 20, 5, 1, seeds or 5, 0 if kind == "text" else 3)
+    if kind == "image":
+        return Effort(setup.num_rounds, 20, 5, 1, seeds or 5, 3)
+    return Effort(setup.num_rounds, 20, 4, 2, seeds or 5, 0)  # one seed chooses steps at which others diverge
 
 
 # One run -------------------------------------------------------------------------------------------------

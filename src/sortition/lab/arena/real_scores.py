@@ -102,7 +102,7 @@ def _judge_cell(cell: Cell, known: Mapping[str, tuple[Task, dict[str, Any]]]) ->
     scores = []
     for name, (task, found) in known.items():
         own, effort = curves[name], task.effort
-        evaluations = FallingCurve(own.losses.mean(axis=0)).rounds_to(target)
+        evaluations = _evaluations_to(own, target)
         rounds = None if evaluations is None else evaluations * effort.every
         trainings = None if rounds is None else rounds * float(own.trainings.mean())
         ratio = log_ratio(own, base, base)
@@ -127,7 +127,7 @@ def _judge_cell(cell: Cell, known: Mapping[str, tuple[Task, dict[str, Any]]]) ->
                 ratio=None if ratio is None else math.exp(ratio),
                 interval=None if name == BASE else ratio_interval(own, base, base),
                 final_loss=float(last.mean()),
-                final_spread=float(last.std()),
+                final_spread=float(last.std()) if np.isfinite(last).all() else math.nan,
                 worst_tenth=float(worst[:, -max(1, worst.shape[1] // 10) :].mean()),
                 error=float(np.mean(errors)) if errors else None,
                 losses=own.losses.mean(axis=0),
@@ -161,10 +161,15 @@ def _target(losses: FloatArray) -> float:
 def log_ratio(own: Curves, other: Curves, base: Curves) -> float | None:
     """Logarithm of the ratio of trainings to the target of ``base``; None if one never gets there."""
     target = _target(base.losses)
-    needed = [FallingCurve(each.losses.mean(axis=0)).rounds_to(target) for each in (own, other)]
-    if needed[0] is None or needed[1] is None:
+    needed, others = _evaluations_to(own, target), _evaluations_to(other, target)
+    if needed is None or others is None:
         return None
-    return math.log(needed[0] * own.trainings.mean() / (needed[1] * other.trainings.mean()))
+    return math.log(needed * own.trainings.mean() / (others * other.trainings.mean()))
+
+
+def _evaluations_to(curves: Curves, target: float) -> float | None:
+    """Evaluations until the mean curve is down to the target; None if it never is, or the target is inf."""
+    return FallingCurve(curves.losses.mean(axis=0)).rounds_to(target) if math.isfinite(target) else None
 
 
 def ratio_interval(own: Curves, other: Curves, base: Curves) -> tuple[float, float] | None:
