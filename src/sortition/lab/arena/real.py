@@ -47,7 +47,7 @@ Online: TypeAlias = Literal["all", "hours"]
 Role: TypeAlias = Literal["ours", "ablation", "unbiased", "biased", "reference"]
 
 BASE, RECOMMENDED, FULL_PARTICIPATION = "size", "default-memory", "full"
-SIMILARITY = "clustered-similarity"
+CONTROL, SIMILARITY = "size-again", "clustered-similarity"
 FIRST_REPORT_SEED, FIRST_TUNING_SEED = 1, 1001
 ONLINE_HOURS = 4
 """A client is online for so many hours before and after its own."""
@@ -99,6 +99,11 @@ METHODS: dict[str, Method] = {
     BASE: Method(
         "by data size, with replacement", "reference", _ours(ProportionalSampler, "with_replacement", False)
     ),
+    CONTROL: Method(
+        "the reference, tuned as all others are: shows what the choice of steps does",
+        "reference",
+        _ours(ProportionalSampler, "with_replacement", False),
+    ),
     FULL_PARTICIPATION: Method("everybody, every round", "reference", _everybody),
     RECOMMENDED: Method(
         "default sampler, fixed size, memory: recommended",
@@ -129,7 +134,7 @@ METHODS: dict[str, Method] = {
 FEW = (BASE, RECOMMENDED, "clustered-size", "fedvarp", "uniform-subset")
 MANY = (*FEW, "default", "size-memory", "size-fixed", "mifa", "fedau", "power-of-choice", "oort")
 OF_BASE_CELLS = {
-    "table": (*MANY, FULL_PARTICIPATION),
+    "table": (*MANY, CONTROL, FULL_PARTICIPATION),
     "image": MANY,
     "text": FEW,
 }
@@ -285,7 +290,7 @@ def cells_of(name: str) -> list[Cell]:
         "lecturers": [often, equal, rare, hours, adam, scaffold, deep],
         "chem97": [often, equal, rare, adam, scaffold],
         "students": [equal, hours, deep],
-        "flights": [equal, hours],
+        "flights": [equal],
         "fashion": [equal],
     }
     return [base, *varied.get(name, [])]
@@ -314,9 +319,9 @@ def methods_of(cell: Cell, *, quick: bool = False) -> list[str]:
     if quick:
         return [BASE, RECOMMENDED, "clustered-size", "fedvarp"]
     if cell.algorithm == "scaffold":  # it has a memory of its own, and no place for another one
-        return [BASE, "default", "clustered-size", "uniform-subset"]
+        return [BASE, "default", "clustered-size", "uniform-subset", CONTROL]
     if cell != cells_of(cell.federation)[0]:
-        return list(FEW)
+        return [*FEW, CONTROL] if FEDERATIONS[cell.federation].kind == "table" else list(FEW)
     similarity = [SIMILARITY] if cell.federation in BY_SIMILARITY else []
     return [*OF_BASE_CELLS[FEDERATIONS[cell.federation].kind], *similarity]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sortition.core.types import FloatArray
-from sortition.lab.arena.real import BASE, METHODS, RECOMMENDED, SETUPS, Cell, Task, finished
+from sortition.lab.arena.real import BASE, CONTROL, METHODS, RECOMMENDED, SETUPS, Cell, Task, finished
 from sortition.lab.arena.tournament import TARGET_SHARE
 from sortition.lab.compare import FallingCurve, jackknife_interval
 from sortition.lab.federations.data import federation
@@ -143,7 +143,8 @@ def _best_rival(cell: Cell, scores: Sequence[MethodScore], curves: Mapping[str, 
     rivals = [
         score
         for score in scores
-        if score.trainings is not None and (METHODS[score.method].role == "unbiased" or score.method == BASE)
+        if score.trainings is not None
+        and (METHODS[score.method].role == "unbiased" or score.method in (BASE, CONTROL))
     ]
     if ours not in curves or not rivals:
         return None
