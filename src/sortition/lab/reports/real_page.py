@@ -309,7 +309,7 @@ def picture(results: Sequence[CellResult]) -> dict[str, Any]:
             ],
         },
         "Left of the dashed line a method needs fewer client trainings than size-proportional FedAvg. "
-        "Lines are 95% intervals. Circles are unbiased, triangles biased; the diamond is the reference again.",
+        "Lines are 95% intervals. Circles are unbiased, triangles biased; the diamond is size-again.",
     )
 
 
