@@ -17,6 +17,7 @@ from sortition.core.errors import ConfigurationError, DataError
 from sortition.lab.arena import real
 from sortition.lab.arena.real import (
     BASE,
+    CONTROL,
     FULL_PARTICIPATION,
     METHODS,
     RECOMMENDED,
@@ -75,7 +76,7 @@ def test_every_method_trains(method):
     if method == FULL_PARTICIPATION:
         assert run.trainings == 12
         assert run.errors == pytest.approx([0.0, 0.0], abs=1e-12)
-    elif method != BASE:
+    elif method not in (BASE, CONTROL):
         assert 2 <= run.trainings <= 3
 
 
@@ -132,13 +133,14 @@ def test_the_search_keeps_to_its_runs_and_finds_the_best_that_it_tried(most):
 
 class TestTasks:
     def all_tasks(self) -> list[Task]:
-        return [task(method) for method in (BASE, RECOMMENDED, "fedvarp")]
+        control = replace(task(CONTROL), effort=replace(TINY, tuning_runs=0))
+        return [*(task(method) for method in (BASE, RECOMMENDED, "fedvarp")), control]
 
     def test_finished_tasks_are_not_run_again(self, tmp_path):
         tasks, ticks = self.all_tasks(), []
-        assert rounds_left(tasks, tmp_path) == 3 * 6 * 4
+        assert rounds_left(tasks, tmp_path) == 3 * 6 * 4 + 6 * 2
         run_real(tasks, tmp_path, progress=ticks.append)
-        assert ticks[-1] == 3 * 6 * 4
+        assert ticks[-1] == 3 * 6 * 4 + 6 * 2
         assert rounds_left(tasks, tmp_path) == 0
         results = [finished(each, tmp_path) for each in tasks]
         kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
@@ -151,9 +153,10 @@ class TestTasks:
     def test_the_reference_sets_the_target_of_the_others(self, tmp_path):
         tasks = self.all_tasks()
         run_real(tasks, tmp_path)
-        reference, *others = (finished(each, tmp_path) for each in tasks)
+        reference, *others, control = (finished(each, tmp_path) for each in tasks)
         assert reference["target"] is None
         assert [each["target"] for each in others] == [reference["tuned_target"]] * 2
+        assert (control["steps"], control["tried"]) == (others[0]["steps"], 0)
 
     def test_damaged_and_foreign_files_are_refused(self, tmp_path):
         run_real(self.all_tasks()[:1], tmp_path)
@@ -248,7 +251,8 @@ class TestCommand:
         return CliRunner().invoke(app, ["arena", *arguments])
 
     def test_quick_and_again(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(real, "effort_of", lambda cell, method, **_: TINY)
+        efforts = {CONTROL: replace(TINY, tuning_runs=0)}
+        monkeypatch.setattr(real, "effort_of", lambda cell, method, **_: efforts.get(method, TINY))
         arguments = ("--real", "--quick", "--federations", "toy", "--jobs", "1", "--out", str(tmp_path))
         first = self.invoke(*arguments)
         assert first.exit_code == 0, first.output

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ Online: TypeAlias = Literal["all", "hours"]
 Role: TypeAlias = Literal["ours", "ablation", "unbiased", "biased", "reference"]
 
 BASE, RECOMMENDED, FULL_PARTICIPATION = "size", "default-memory", "full"
-CONTROL, SIMILARITY = "size-again", "clustered-similarity"
+CONTROL, SIMILARITY = "size-our-steps", "clustered-similarity"
 FIRST_REPORT_SEED, FIRST_TUNING_SEED = 1, 1001
 ONLINE_HOURS = 4
 """A client is online for so many hours before and after its own."""
@@ -100,7 +100,7 @@ METHODS: dict[str, Method] = {
         "by data size, with replacement", "reference", _ours(ProportionalSampler, "with_replacement", False)
     ),
     CONTROL: Method(
-        "the reference, tuned as all others are: shows what the choice of steps does",
+        "the reference, at the step sizes that were tuned for the recommended setting",
         "reference",
         _ours(ProportionalSampler, "with_replacement", False),
     ),
@@ -134,9 +134,9 @@ METHODS: dict[str, Method] = {
 FEW = (BASE, RECOMMENDED, "clustered-size", "fedvarp", "uniform-subset")
 MANY = (*FEW, "default", "size-memory", "size-fixed", "mifa", "fedau", "power-of-choice", "oort")
 OF_BASE_CELLS = {
-    "table": (*MANY, CONTROL, FULL_PARTICIPATION),
-    "image": MANY,
-    "text": FEW,
+    "table": (*MANY, FULL_PARTICIPATION, CONTROL),
+    "image": (*MANY, CONTROL),
+    "text": (*FEW, CONTROL),
 }
 """Fewer where a round is expensive."""
 BY_SIMILARITY = ("lecturers", "fashion")
@@ -317,11 +317,11 @@ def tasks_of(names: Sequence[str], *, quick: bool = False, seeds: int | None = N
 def methods_of(cell: Cell, *, quick: bool = False) -> list[str]:
     """The methods of a cell, the reference first."""
     if quick:
-        return [BASE, RECOMMENDED, "clustered-size", "fedvarp"]
+        return [BASE, RECOMMENDED, "clustered-size", "fedvarp", CONTROL]
     if cell.algorithm == "scaffold":  # it has a memory of its own, and no place for another one
         return [BASE, "default", "clustered-size", "uniform-subset", CONTROL]
     if cell != cells_of(cell.federation)[0]:
-        return [*FEW, CONTROL] if FEDERATIONS[cell.federation].kind == "table" else list(FEW)
+        return [*FEW, CONTROL]
     similarity = [SIMILARITY] if cell.federation in BY_SIMILARITY else []
     return [*OF_BASE_CELLS[FEDERATIONS[cell.federation].kind], *similarity]
 
@@ -329,6 +329,8 @@ def methods_of(cell: Cell, *, quick: bool = False) -> list[str]:
 def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None = None) -> Effort:
     """What fits into two hours on two cores in all, or into three minutes if it must be quick."""
     setup, kind = SETUPS[cell.federation], FEDERATIONS[cell.federation].kind
+    if method == CONTROL:
+        return replace(effort_of(cell, BASE, quick=quick, seeds=seeds), tuning_runs=0)
     if quick:
         return Effort(setup.num_rounds // (2 if kind == "table" else 5), 10, 2, 1, seeds or 2, 1)
     if method == FULL_PARTICIPATION:
@@ -461,20 +463,25 @@ def aggregate_error(
 # One task ------------------------------------------------------------------------------------------------
 
 
-def run_task(task: Task, target: float | None, tick: Tick = lambda: None) -> dict[str, Any]:
-    """Tune and run a method; ``target`` is the loss to tune for, None for the reference, which sets it."""
+def run_task(
+    task: Task, target: float | None, steps: tuple[float, float] | None, tick: Tick = lambda: None
+) -> dict[str, Any]:
+    """Tune and run a method; ``target`` is the loss to tune for, None for the reference, which sets it.
+
+    With ``steps`` nothing is tuned.
+    """
     effort, setup = task.effort, SETUPS[task.cell.federation]
     tuning = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + effort.tuning_seeds)
     tried: dict[tuple[float, float], FallingCurve] = {}
     place = TARGET_SHARE * effort.evaluations_made
 
-    def cost(steps: tuple[float, float]) -> tuple[float, float]:
-        runs = [run_once(task, steps, seed, tick=tick) for seed in tuning]
-        curve = tried[steps] = FallingCurve(np.mean([run.losses for run in runs], axis=0))
+    def cost(pair: tuple[float, float]) -> tuple[float, float]:
+        runs = [run_once(task, pair, seed, tick=tick) for seed in tuning]
+        curve = tried[pair] = FallingCurve(np.mean([run.losses for run in runs], axis=0))
         rounds = 0.0 if target is None else curve.rounds_to(target) or math.inf
         return rounds, curve.at(place if target is None else effort.evaluations_made)
 
-    best = search(cost, setup.steps[task.cell.algorithm], effort.tuning_runs)
+    best = steps or search(cost, setup.steps[task.cell.algorithm], effort.tuning_runs)
     for _ in range((effort.tuning_runs - len(tried)) * effort.tuning_seeds * effort.num_rounds):
         tick()
     runs = [
@@ -484,7 +491,7 @@ def run_task(task: Task, target: float | None, tick: Tick = lambda: None) -> dic
     return {
         "settings": task.settings(),
         "target": target,
-        "tuned_target": tried[best].at(place),
+        "tuned_target": tried[best].at(place) if tried else None,
         "steps": best,
         "tried": len(tried),
         "runs": [asdict(run) for run in runs],
@@ -545,7 +552,7 @@ def run_real(
     ray: str | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Run what is not in ``directory`` yet: the references, then all other tasks and the diagnoses.
+    """Run what is not in ``directory`` yet: the references, all other methods and diagnoses, the controls.
 
     ``ray`` is the address of a Ray cluster, or "local"; otherwise ``jobs`` processes are used. ``progress``
     is called with the rounds done so far, out of ``rounds_left``.
@@ -553,11 +560,16 @@ def run_real(
     if not tasks:
         raise ConfigurationError("federations must name at least one, got none")
     references = [task for task in tasks if task.method == BASE]
-    others = [task for task in tasks if task.method != BASE]
+    others = [task for task in tasks if task.method not in (BASE, CONTROL)]
     made_by, done = origin(), 0
-    for wave in (references, others):
+    for wave in (references, others, [task for task in tasks if task.method == CONTROL]):
         left = [task for task in wave if finished(task, directory) is None]
-        work = [partial(run_task, task, _target_for(task, references, directory)) for task in left]
+        work = [
+            partial(
+                run_task, task, _target_for(task, references, directory), _steps_for(task, others, directory)
+            )
+            for task in left
+        ]
         saves = [partial(_keep_task, task, directory, made_by) for task in left]
         names = [task.name for task in left]
         if wave is others:
@@ -619,6 +631,22 @@ def _target_for(task: Task, references: Sequence[Task], directory: Path) -> floa
     found = finished(reference, directory)
     assert found is not None
     return float(found["tuned_target"])
+
+
+def _steps_for(task: Task, others: Sequence[Task], directory: Path) -> tuple[float, float] | None:
+    """The step sizes of a control: those of the recommended setting, or of what stands for it."""
+    if task.method != CONTROL:
+        return None
+    here = {each.method: each for each in others if each.cell == task.cell}
+    found = finished(here[recommended_among(here)], directory)
+    assert found is not None
+    client, server = found["steps"]
+    return client, server
+
+
+def recommended_among(methods: Collection[str]) -> str:
+    """The recommended setting; without a memory where the algorithm has one of its own."""
+    return RECOMMENDED if RECOMMENDED in methods else "default"
 
 
 # The diagnosis of a federation ---------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sortition.core.types import FloatArray
-from sortition.lab.arena.real import BASE, CONTROL, METHODS, RECOMMENDED, SETUPS, Cell, Task, finished
+from sortition.lab.arena.real import BASE, CONTROL, METHODS, SETUPS, Cell, Task, finished, recommended_among
 from sortition.lab.arena.tournament import TARGET_SHARE
 from sortition.lab.compare import FallingCurve, jackknife_interval
 from sortition.lab.federations.data import federation
@@ -138,8 +138,11 @@ def _judge_cell(cell: Cell, known: Mapping[str, tuple[Task, dict[str, Any]]]) ->
 
 
 def _best_rival(cell: Cell, scores: Sequence[MethodScore], curves: Mapping[str, Curves]) -> Pair | None:
-    """The recommended setting over the unbiased rival with the fewest trainings, size sampling among them."""
-    ours = RECOMMENDED if RECOMMENDED in curves else "default"
+    """The recommended setting over the unbiased rival with the fewest trainings, size sampling among them.
+
+    The reference counts at its own step sizes or at those of the recommended setting, whichever is better.
+    """
+    ours = recommended_among(curves)
     rivals = [
         score
         for score in scores

@@ -31,8 +31,8 @@ HOW_TO_READ = (
     "lower is better. The target is the loss that this reference has after 80% of the rounds. Step sizes of "
     "clients and server are tuned for each method with the same number of runs, on other seeds. Brackets are "
     "95% intervals over the seeds (jackknife); a dash: the target was not reached. With weights 1/M the "
-    "reference draws uniformly, with replacement. size-again is the reference once more, tuned for the "
-    "fewest rounds to the target as all others are: a control. Rounds of full participation are the least "
+    "reference draws uniformly, with replacement. size-our-steps is the reference at the steps that "
+    "were tuned for the recommended setting: a control. Rounds of full participation are the least "
     "that any unbiased choice of clients can hope for."
 )
 COLUMNS = [
@@ -309,7 +309,7 @@ def picture(results: Sequence[CellResult]) -> dict[str, Any]:
             ],
         },
         "Left of the dashed line a method needs fewer client trainings than size-proportional FedAvg. "
-        "Lines are 95% intervals. Circles are unbiased, triangles biased; the diamond is size-again.",
+        "Lines are 95% intervals. Circles are unbiased, triangles biased; the diamond is size-our-steps.",
     )
 
 
