@@ -147,8 +147,8 @@ def verdict(results: Sequence[CellResult]) -> list[str]:
         missed = f" It did not reach the target in {mean.missed} others." if mean.missed else ""
         said.append(
             f"The recommended setting needs {mean.ratio:.2f} times the client trainings of size-proportional "
-            f"FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed} If the reference may take "
-            f"our steps wherever they are better for it, it is {over_best_reference(results):.2f} times."
+            f"FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed} If the reference may "
+            f"take our steps wherever they are better for it, it is {over_best_reference(results):.2f} times."
         )
     said.append(
         f"Against the best unbiased rival of each cell it needs fewer trainings in {len(better)} of "
