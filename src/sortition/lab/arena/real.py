@@ -153,12 +153,17 @@ class Setup:
     num_rounds: int
     local_steps: int
     batch_size: int
-    steps: dict[AlgorithmName, tuple[float, float]]
-    """Client and server step size."""
+    steps: dict[str, tuple[float, float]]
+    """Client and server step size, by algorithm; those of the two-layer network under its own name."""
+
+    def start(self, cell: Cell) -> tuple[float, float]:
+        """Where the search begins in this cell."""
+        return self.steps[cell.model if cell.model in self.steps else cell.algorithm]
 
 
-TABLE_STEPS: dict[AlgorithmName, tuple[float, float]] = {
+TABLE_STEPS: dict[str, tuple[float, float]] = {
     "fedavg": (0.1, 4.0),
+    "two-layer": (0.025, 8.0),
     "fedadam": (0.1, 0.03),
     "scaffold": (0.1, 2.0),
 }
@@ -266,7 +271,7 @@ class Task:
             **asdict(self),
             "local_steps": setup.local_steps,
             "batch_size": setup.batch_size,
-            "start": setup.steps[self.cell.algorithm],
+            "start": setup.start(self.cell),
         }
 
     def file(self, directory: Path) -> Path:
@@ -481,7 +486,7 @@ def run_task(
         rounds = 0.0 if target is None else curve.rounds_to(target) or math.inf
         return rounds, curve.at(place if target is None else effort.evaluations_made)
 
-    best = steps or search(cost, setup.steps[task.cell.algorithm], effort.tuning_runs)
+    best = steps or search(cost, setup.start(task.cell), effort.tuning_runs)
     for _ in range((effort.tuning_runs - len(tried)) * effort.tuning_seeds * effort.num_rounds):
         tick()
     runs = [

@@ -36,6 +36,8 @@ MODELS = {"table": ("softmax", "two-layer"), "text": ("gru",), "image": ("cnn",)
 """Models by kind of data; the first is the default."""
 MOST_HELD = {"table": 100, "text": 5, "image": 20}
 """Held-out examples of a client that are judged, at most: its mean loss needs no more."""
+LONGEST_GRADIENT = 1.0
+"""Of a recurrent network: longer ones are scaled down to this norm."""
 CHUNK = 1 << 13
 """Examples that are judged at once."""
 
@@ -105,6 +107,8 @@ class FederatedModel:
             width = self.model.hidden
             return np.asarray(two_layer_gradients(models, data.inputs, data.targets, rows, width, classes))
         found = gradients(self.model, _rows(models), *self._examples(rows))
+        if isinstance(self.model, NextCharacter):  # bursts of the gradient are cut, as is usual for texts
+            found = found * (LONGEST_GRADIENT / found.norm(dim=1, keepdim=True)).clamp(max=1.0)
         return np.asarray(found.numpy(), dtype=np.float64)
 
     def _batch_rows(self, clients: IntArray, generator: np.random.Generator) -> IntArray:
