@@ -295,7 +295,7 @@ def cells_of(name: str) -> list[Cell]:
         "lecturers": [often, equal, rare, hours, adam, scaffold, deep],
         "chem97": [often, equal, rare, adam, scaffold],
         "students": [equal, hours, deep],
-        "flights": [equal],
+        "flights": [equal, hours],
         "fashion": [equal],
     }
     return [base, *varied.get(name, [])]
