@@ -56,7 +56,7 @@ def in_order(distribution: Distribution) -> list[int]:
     """
     inner = distribution._inner if isinstance(distribution, Capped) else distribution
     everybody = list(range(len(distribution.everybody())))
-    if distribution.line().prior is pivotal._ONE_CLIENT:
+    if distribution.line().prior is pivotal._one_client():
         return everybody
     assert isinstance(inner, (ExpertMixture, Prior))
     slots = inner.trees.clients[: inner.count].tolist() if isinstance(inner, ExpertMixture) else []
