@@ -12,7 +12,7 @@ BASE := $(VENV)/.installed-demo
 FULL := $(VENV)/.installed-all
 
 DEMO_EXTRAS := cli,experiments,reports
-ALL_EXTRAS  := cli,experiments,reports,torch,flower,docs,dev
+ALL_EXTRAS  := cli,experiments,reports,data,torch,flower,docs,dev
 
 # pip before 25.3 also applies PIP_CONSTRAINT to the build backend; later ones ask for PIP_BUILD_CONSTRAINT.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt \

@@ -38,7 +38,7 @@ myst_enable_extensions = ["dollarmath", "colon_fence", "attrs_inline", "deflist"
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 900  # a busy machine that compiles
 nb_merge_streams = True
 
 # Reference. What other libraries define has no page here, and some inner types show in signatures only.

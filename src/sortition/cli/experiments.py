@@ -30,6 +30,15 @@ from sortition.cli.options import (
 from sortition.core.designs import DESIGNS, Design
 from sortition.engine.compiling import cache_directory
 from sortition.lab.arena.environments import ENVIRONMENTS, SPLITS, ProblemFactory, Split, environments_of
+from sortition.lab.arena.real import (
+    diagnoses,
+    installed_federations,
+    origins_of,
+    rounds_left,
+    run_real,
+    tasks_of,
+)
+from sortition.lab.arena.real_scores import judge
 from sortition.lab.arena.tournament import Arena, run_closed_loop, run_replay
 from sortition.lab.arena.vectors import (
     VECTOR_ENVIRONMENTS,
@@ -51,10 +60,13 @@ from sortition.lab.bench import (
 from sortition.lab.compare import DEFAULT_SAMPLERS, compare, rounds_of
 from sortition.lab.contestants import BASELINE, CONTESTANTS, GUIDANCE, find_contestant
 from sortition.lab.diagnosis.diagnose import diagnose
+from sortition.lab.federations import FEDERATIONS
 from sortition.lab.imported import imported
 from sortition.lab.problems.softmax import STEP_SIZE, digits_federation
 from sortition.lab.reports.comparison import MARKS
 from sortition.lab.reports.page import picture_png, picture_svg
+from sortition.lab.reports.real_page import HOW_TO_READ as HOW_TO_READ_REAL
+from sortition.lab.reports.real_page import picture, real_json, real_page, summary_table, verdict
 from sortition.lab.reports.reproduction import (
     check_outputs,
     fill_page,
@@ -73,7 +85,7 @@ from sortition.lab.reports.standings import (
     vectors_json,
 )
 from sortition.lab.reproduce.figures import FIGURES, FULL, QUICK, VARIANTS, Variant
-from sortition.lab.reproduce.finished import write_whole
+from sortition.lab.reproduce.finished import origins_in_words, write_whole
 from sortition.lab.reproduce.results import Result, execute, plan
 from sortition.lab.warmup import TASKS, warm_up
 
@@ -282,8 +294,14 @@ def arena_command(
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(parser=whole_number(1), metavar="N", help="Runs to average over.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            parser=whole_number(1),
+            metavar="N",
+            show_default="2; 10 for --real, 5 where rounds are expensive",
+            help="Runs to average over.",
+        ),
+    ] = None,
     skip: Annotated[
         int,
         typer.Option(parser=whole_number(0), metavar="N", help="Leave out the first N seeds of the split."),
@@ -342,7 +360,35 @@ def arena_command(
             callback=writable_directory,
             metavar="DIR",
             file_okay=False,
+            show_default="none; real-federations or real-quick for --real",
             help="Write arena.json and heat maps here (these need the extra 'reports').",
+        ),
+    ] = None,
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real",
+            help="Real federations: train models with tuned steps and published rivals, and write a page to "
+            "--out. Finished tasks found there are not run again (extras 'data', 'torch', 'reports').",
+        ),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="With --real: three minutes, to see that it works.")
+    ] = False,
+    federations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            callback=some_of(FEDERATIONS, "sortition arena --help"),
+            show_default="all",
+            help=f"With --real: out of {', '.join(FEDERATIONS)}.",
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="With --real: run on the Ray cluster at this address, or 'local' for one on this machine.",
         ),
     ] = None,
     list_all: Annotated[
@@ -353,6 +399,14 @@ def arena_command(
     ] = False,
 ) -> None:
     """Run every sampler in every environment, and print how far from the optimum each one is."""
+    if real:
+        if samplers is not None or environments is not None:
+            raise typer.BadParameter("--real has methods and --federations of its own.")
+        _run_real(federations, quick, seeds, jobs, ray, out)
+        return
+    if quick or federations is not None or ray is not None:
+        raise typer.BadParameter("--quick, --federations and --ray need --real.")
+    seeds = seeds or 2
     named = None if environments is None else environments.split(",")
     if data is not None and (mode != "vectors" or named is not None):
         raise typer.BadParameter("--data needs --mode vectors, and names the environments itself.")
@@ -443,6 +497,36 @@ def _run_vectors(
     if out is not None:
         write_text(out / "arena.json", vectors_json(arena))
         typer.echo(f"Results: {out.resolve()}")
+
+
+def _run_real(
+    federations: str | None, quick: bool, seeds: int | None, jobs: int, ray: str | None, out: Path | None
+) -> None:
+    import torch  # noqa: F401 - a missing package is an error before the work, not after it
+    import vl_convert  # noqa: F401
+
+    target = writable_directory(out or Path("real-quick" if quick else "real-federations"))
+    assert target is not None
+    names = installed_federations(None if federations is None else federations.split(","))
+    tasks = tasks_of(names, quick=quick, seeds=seeds)
+    left = rounds_left(tasks, target)
+    if left < sum(task.effort.rounds for task in tasks):
+        typer.echo(f"Finished tasks found in {target}", err=True)
+    with RoundsProgress(total=left) as progress:
+        run_real(tasks, target, jobs=jobs, ray=ray, progress=progress.advance_to)
+    results = judge(tasks, target)
+    console = Console(highlight=False)
+    widen(console, 230)
+    console.print(summary_table(results))
+    console.print(HOW_TO_READ_REAL)
+    console.print("\n".join(verdict(results)))
+    write_text(target / "real.json", real_json(results))
+    for name in names:
+        own = [result for result in results if result.cell.federation == name]
+        (target / f"{name}.svg").write_bytes(picture_svg(picture(own)))
+    made_by = origins_in_words(origins_of(tasks, target))
+    write_text(target / "real.html", real_page(results, diagnoses(tasks, target), made_by))
+    typer.echo(f"Report: {(target / 'real.html').resolve()}")
 
 
 def _print_arena(arena: Arena, measure: str) -> None:

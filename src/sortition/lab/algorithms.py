@@ -1,7 +1,7 @@
 r"""Federated algorithms: one round each, as a pure function of state and cohort.
 
-FedSGD (Algorithm 3), FedAvg (Algorithm 4), SCAFFOLD (last appendix) and the two-sampler scheme for a
-personalised objective (Appendix D.1).
+FedSGD (Algorithm 3), FedAvg (Algorithm 4), FedAdam, SCAFFOLD (last appendix) and the two-sampler scheme for
+a personalised objective (Appendix D.1).
 """
 
 from __future__ import annotations
@@ -162,6 +162,54 @@ class FedAvg(LocalSteps):
     def scaled(self, norms: FloatArray) -> FloatArray:
         r""":math:`\|g_m\| / (\mu_l \sqrt B)`."""
         return np.asarray(norms / (self.local_step_size * math.sqrt(self.local_steps)))
+
+
+@dataclass(frozen=True, eq=False)
+class AdamState:
+    """What FedAdam carries from round to round."""
+
+    model: FloatArray
+    first: FloatArray
+    second: FloatArray
+
+
+@dataclass(frozen=True)
+class FedAdam(FedAvg):
+    r"""FedAvg whose server moves by Adam (Reddi et al. 2021, Algorithm 2).
+
+    With :math:`g^t` the aggregate of FedAvg and :math:`\mu` = ``step_size``,
+
+    .. math:: m \leftarrow \beta_1 m + (1 - \beta_1)\,g^t, \qquad
+              v \leftarrow \beta_2 v + (1 - \beta_2)\,(g^t)^2, \qquad
+              w^{t+1} = w^t - \mu\, \frac{m}{\sqrt v + \tau}
+
+    with :math:`\beta_1, \beta_2` = ``decay``, and :math:`\tau` = ``adaptivity``. There is no correction of
+    m and v for their start at zero, as in the paper.
+    """
+
+    decay: tuple[float, float] = (0.9, 0.99)
+    adaptivity: float = 1e-3
+
+    def start(self, problem: LocalProblem) -> AdamState:  # type: ignore[override]
+        """The federation's initial model, and moments of zero."""
+        model = problem.initial_model()
+        return AdamState(model, np.zeros_like(model), np.zeros_like(model))
+
+    def all_norms(self, state: AdamState, problem: LocalProblem, round_index: int) -> FloatArray:  # type: ignore[override]
+        """The scaled norm of each client's update in this round, drawn or not."""
+        return super().all_norms(state.model, problem, round_index)
+
+    def __call__(  # type: ignore[override]
+        self, state: AdamState, cohort: Cohort, problem: LocalProblem, round_index: int
+    ) -> tuple[AdamState, FloatArray]:
+        """The next state, and the scaled norms of the cohort's updates."""
+        updates = self.updates(state.model, cohort.clients, problem, round_index)
+        step, norms = combined(cohort, problem.client_weights[cohort.clients], updates, self.memory)
+        kept, kept_square = self.decay
+        first = kept * state.first + (1.0 - kept) * step
+        second = kept_square * state.second + (1.0 - kept_square) * step**2
+        model = state.model - self.step_size * first / (np.sqrt(second) + self.adaptivity)
+        return AdamState(model, first, second), self.scaled(norms)
 
 
 @dataclass(frozen=True, eq=False)

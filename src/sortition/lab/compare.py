@@ -391,15 +391,28 @@ def _interval(ratio: float, own: FloatArray, uniform: FloatArray) -> tuple[float
     repeats = len(own)
     if repeats < 2:
         return None
+    without = [_log_ratio(np.delete(own, i, axis=0), np.delete(uniform, i, axis=0)) for i in range(repeats)]
+    return jackknife_interval(ratio, without)
+
+
+def jackknife_interval(log_ratio: float, without: Sequence[float | None]) -> tuple[float, float] | None:
+    """The 95% interval of a ratio, from its logarithm without each repeat in turn.
+
+    None with one repeat, or if one of them is not known.
+
+    >>> low, high = jackknife_interval(0.0, [-0.01, 0.0, 0.01])
+    >>> round(low, 3), round(high, 3)
+    (0.952, 1.051)
+    """
+    repeats = len(without)
+    known = np.array([each for each in without if each is not None])
+    if repeats < 2 or len(known) < repeats:
+        return None
     from scipy.special import stdtrit
 
-    without = [_log_ratio(np.delete(own, i, axis=0), np.delete(uniform, i, axis=0)) for i in range(repeats)]
-    known = np.array([each for each in without if each is not None])
-    if len(known) < repeats:
-        return None
     error = math.sqrt((repeats - 1) / repeats * float(np.sum((known - known.mean()) ** 2)))
     half = float(stdtrit(repeats - 1, 0.5 + CONFIDENCE / 2)) * error
-    return math.exp(ratio - half), math.exp(ratio + half)
+    return math.exp(log_ratio - half), math.exp(log_ratio + half)
 
 
 def _plain(value: Any) -> Any:

@@ -176,13 +176,15 @@ def training_rounds(
     num_rounds: int,
     *,
     measure_every: int = 1,
+    available: Callable[[int], IntArray] | None = None,
 ) -> Iterator[TrainingRound]:
     """Train, and hand out each round when it is finished.
 
     In the rounds 0, ``measure_every``, 2 ``measure_every``, ... the norms of all clients and the sampler's
     distribution are recorded; 0 records nothing. Only an oracle is shown the norms. Losses are given to
     samplers that want them, if the problem has ``client_losses(model, power)``: of all clients, the mean of
-    the sample losses, or their power mean.
+    the sample losses, or their power mean. ``available`` gives the clients that are online in a round;
+    without it everybody is.
     """
     state = algorithm.start(problem)
     oracle = sampler if isinstance(sampler, Oracle) else None
@@ -200,7 +202,7 @@ def training_rounds(
             asking.ask(lambda clients, model=model: problem.client_losses(model)[clients])  # type: ignore[misc]
         if measured:
             probabilities = sampler.probabilities()
-        cohort = sampler.draw()
+        cohort = sampler.draw() if available is None else sampler.draw(available(round_index))
         state, cohort_norms = algorithm(state, cohort, problem, round_index)
         if hearing is not None:
             hearing.hear(cohort, problem.client_losses(model, power=2.0)[cohort.clients])

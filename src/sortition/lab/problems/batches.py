@@ -55,6 +55,27 @@ def batch_rows(uniforms: FloatArray, sizes: IntArray, distinct: bool) -> IntArra
     return rows
 
 
+@njit(cache=True)
+def hashed_uniforms(key: int, clients: IntArray, width: int) -> FloatArray:
+    """Uniform numbers in [0, 1) that depend on the key and the client only (splitmix64).
+
+    Where a cohort is a small part of the clients, this costs less than numbers for all of them.
+
+    >>> numbers = hashed_uniforms(5, np.array([3, 8]), 2)
+    >>> bool((hashed_uniforms(5, np.array([8]), 2)[0] == numbers[1]).all())
+    True
+    """
+    found = np.empty((clients.size, width))
+    for c in range(clients.size):
+        for b in range(width):
+            mixed = np.uint64(key) + np.uint64(clients[c] * width + b + 1) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            mixed = mixed ^ (mixed >> np.uint64(31))
+            found[c, b] = np.float64(mixed >> np.uint64(11)) * 2.0**-53
+    return found
+
+
 @njit(cache=True, fastmath={"reassoc", "contract"})
 def least_squares_gradient(
     features: FloatArray, targets: FloatArray, model: FloatArray, rows: IntArray, gradient: FloatArray

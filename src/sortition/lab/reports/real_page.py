@@ -1,0 +1,384 @@
+"""Real federations as a page: one table over all, and for each its diagnosis, a picture and its cells."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+from sortition.lab.arena.real import (
+    BASE,
+    CONTROL,
+    FULL_PARTICIPATION,
+    METHODS,
+    RECOMMENDED,
+)
+from sortition.lab.arena.real_scores import CellResult, MethodScore, Pair
+from sortition.lab.federations.data import FEDERATIONS
+from sortition.lab.reports.charts import whole_chart
+from sortition.lab.reports.page import Number, Page
+
+LEAST_SHARE = 0.05
+"""Cells with this share of clients or more enter the geometric mean."""
+SHOWN = (RECOMMENDED, "default", "size-memory", "uniform-subset", "clustered-size", "fedvarp", CONTROL)
+HOW_TO_READ = (
+    "Client trainings to a target held-out loss, over those of size-proportional FedAvg (with replacement): "
+    "lower is better. The target is the loss that this reference has after 80% of the rounds. Step sizes of "
+    "clients and server are tuned for each method with the same number of runs, on other seeds. Brackets are "
+    "95% intervals over the seeds (jackknife); a dash: the target was not reached. With weights 1/M the "
+    "reference draws uniformly, with replacement. size-our-steps is the reference at the steps that "
+    "were tuned for the recommended setting: a control. Rounds of full participation are the least "
+    "that any unbiased choice of clients can hope for."
+)
+COLUMNS = [
+    "method",
+    "kind",
+    "client step",
+    "server step",
+    "rounds",
+    "trainings",
+    "examples",
+    "MB",
+    "trainings, over size",
+    "final loss",
+    "worst tenth",
+    "error",
+]
+ABOUT_COLUMNS = (
+    "rounds, trainings, examples and MB (models sent and received) to the target; final loss: mean and "
+    "deviation over the seeds, last tenth of the run; worst tenth: mean held-out loss of the tenth of the "
+    "clients with the highest; error: squared error of the aggregate in units of the least variance of draws "
+    "with replacement, in two rounds of some seeds."
+)
+
+
+def ratio_text(ratio: float | None, interval: tuple[float, float] | None) -> str:
+    """A ratio with its interval.
+
+    >>> ratio_text(0.5, (0.4, 0.625)), ratio_text(None, None)
+    ('0.50 [0.40, 0.62]', '-')
+    """
+    if ratio is None or not math.isfinite(ratio):
+        return "-"
+    return f"{ratio:.2f}" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
+
+
+def summary_columns() -> list[str]:
+    """Of the table over all cells."""
+    return ["federation", "condition", *SHOWN, "full (rounds)", "best unbiased rival", "recommended over it"]
+
+
+def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
+    """A row for each cell."""
+    rows = []
+    for result in results:
+        known = {score.method: score for score in result.scores}
+        full, base = known.get(FULL_PARTICIPATION), known[BASE]
+        rounds = None if full is None or full.rounds is None or not base.rounds else full.rounds / base.rounds
+        pair = result.best_rival
+        rows.append(
+            [
+                result.cell.federation,
+                result.cell.condition,
+                *(_ratio_of(known.get(name)) for name in SHOWN),
+                "" if full is None else ratio_text(rounds, None),
+                "" if pair is None else pair.rival,
+                "" if pair is None else ratio_text(pair.ratio, pair.interval),
+            ]
+        )
+    return rows
+
+
+def _ratio_of(score: MethodScore | None) -> str:
+    return "" if score is None else ratio_text(score.ratio, score.interval)
+
+
+class Mean(NamedTuple):
+    """A method over the cells with K/M of 5% or more."""
+
+    ratio: float
+    """Geometric mean over the cells in which it reached the target; nan if it did in none."""
+    cells: int
+    missed: int
+    """Cells in which it did not."""
+
+
+def geometric_means(results: Sequence[CellResult]) -> dict[str, Mean]:
+    """By method, the fewest trainings first."""
+    found: dict[str, list[float | None]] = {}
+    for result in results:
+        for score in result.scores:
+            if result.cell.share >= LEAST_SHARE and score.method not in (BASE, FULL_PARTICIPATION):
+                found.setdefault(score.method, []).append(score.ratio)
+    means = {}
+    for name, ratios in found.items():
+        logs = [math.log(ratio) for ratio in ratios if ratio is not None]
+        mean = math.exp(sum(logs) / len(logs)) if logs else math.nan
+        means[name] = Mean(mean, len(logs), len(ratios) - len(logs))
+    return dict(sorted(means.items(), key=lambda item: (math.isnan(item[1].ratio), item[1].ratio)))
+
+
+def over_best_reference(results: Sequence[CellResult]) -> float:
+    """The same mean over the reference at its own steps or at ours, whichever are better on report seeds."""
+    logs = []
+    for result in results:
+        ratios = {score.method: score.ratio for score in result.scores}
+        own = ratios.get(RECOMMENDED)
+        if own is not None and result.cell.share >= LEAST_SHARE:
+            logs.append(math.log(own / min(1.0, ratios.get(CONTROL) or 1.0)))
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def verdict(results: Sequence[CellResult]) -> list[str]:
+    """What the table says of the recommended setting, in sentences."""
+    means = geometric_means(results)
+    pairs = [result.best_rival for result in results if result.best_rival is not None]
+    worse = [p for p in pairs if math.isinf(p.ratio) or (p.interval is not None and p.interval[0] > 1.0)]
+    better = [pair for pair in pairs if pair.interval is not None and pair.interval[1] < 1.0]
+    said = []
+    if RECOMMENDED in means:
+        mean = means[RECOMMENDED]
+        over = "one cell" if mean.cells == 1 else f"{mean.cells} cells"
+        missed = f" It did not reach the target in {mean.missed} others." if mean.missed else ""
+        said.append(
+            f"The recommended setting needs {mean.ratio:.2f} times the client trainings of size-proportional "
+            f"FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed} If the reference may "
+            f"take our steps wherever they are better for it, it is {over_best_reference(results):.2f} times."
+        )
+    said.append(
+        f"Against the best unbiased rival of each cell it needs fewer trainings in {len(better)} of "
+        f"{len(pairs)} cells, more in {len(worse)}; in the others the seeds show no difference."
+    )
+    said += [
+        f"More: {pair.cell.name} ({pair.rival}: {ratio_text(pair.ratio, pair.interval)})." for pair in worse
+    ]
+    return said
+
+
+def summary_table(results: Sequence[CellResult]) -> Table:
+    """For the terminal."""
+    table = Table(title="client trainings to the target, over size-proportional FedAvg")
+    for column in summary_columns():
+        table.add_column(column, overflow="fold")
+    for row in summary_rows(results):
+        table.add_row(*row)
+    means = geometric_means(results)
+    table.add_section()
+    table.add_row(
+        "geometric mean",
+        "K/M from 5%",
+        *(f"{means[name].ratio:.2f}" if name in means else "" for name in SHOWN),
+    )
+    return table
+
+
+def real_page(results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str, Any]], made_by: str) -> str:
+    """The page."""
+    page = Page("Real federations", f"Trained with {made_by}.")
+    page.bullets(verdict(results))
+    page.table(summary_columns(), summary_rows(results))
+    page.table(
+        ["method", "kind", "geometric mean", "cells", "target not reached"],
+        [
+            [name, METHODS[name].role, Number(f"{mean.ratio:.2f}"), mean.cells, mean.missed]
+            for name, mean in geometric_means(results).items()
+        ],
+        folded="Geometric means over the cells with K/M of 5% or more",
+    )
+    page.paragraph(HOW_TO_READ, note=True)
+    for name in dict.fromkeys(result.cell.federation for result in results):
+        own = [result for result in results if result.cell.federation == name]
+        source = FEDERATIONS[name]
+        page.heading(name)
+        page.paragraph(f"{source.about}. Licence: {source.licence}.")
+        if name in diagnoses:
+            told = diagnoses[name]
+            page.paragraph(f"sortition diagnose: {told['sentence']}")
+            page.table(told["columns"], told["rows"], folded="The diagnosis in figures")
+        page.chart(picture(own))
+        for result in own:
+            page.table(
+                COLUMNS,
+                [score_row(score) for score in result.scores],
+                folded=f"{result.cell.name}: target {result.target:.4f}",
+            )
+        page.paragraph(ABOUT_COLUMNS, note=True)
+    return page.render()
+
+
+def score_row(score: MethodScore) -> list[Any]:
+    """A method of a cell."""
+
+    def whole(value: float | None) -> Number:
+        return Number("-" if value is None else f"{value:,.0f}")
+
+    return [
+        score.method,
+        METHODS[score.method].role,
+        Number(f"{score.steps[0]:g}"),
+        Number(f"{score.steps[1]:g}"),
+        whole(score.rounds),
+        whole(score.trainings),
+        whole(score.examples),
+        Number("-" if score.megabytes is None else f"{score.megabytes:,.1f}"),
+        Number(ratio_text(score.ratio, score.interval)),
+        Number(f"{score.final_loss:.4f} ± {score.final_spread:.4f}"),
+        Number(f"{score.worst_tenth:.3f}"),
+        Number("-" if score.error is None else f"{score.error:.2f}"),
+    ]
+
+
+def picture(results: Sequence[CellResult]) -> dict[str, Any]:
+    """The ratios of a federation, with intervals: a row for each cell, a colour for each method."""
+    methods = [
+        name
+        for name in METHODS
+        if name not in (BASE, FULL_PARTICIPATION)
+        and any(name in {s.method for s in r.scores} for r in results)
+    ]
+    values: list[dict[str, Any]] = [
+        {
+            "cell": result.cell.condition,
+            "method": score.method,
+            "ratio": score.ratio,
+            "low": score.interval[0] if score.interval else score.ratio,
+            "high": score.interval[1] if score.interval else score.ratio,
+            "kind": METHODS[score.method].role,
+        }
+        for result in results
+        for score in result.scores
+        if score.method in methods and score.ratio is not None
+    ]
+    y = {"field": "cell", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 260}}
+    offset = {"field": "method", "type": "nominal", "sort": methods, "scale": {"domain": methods}}
+    low = min([0.5, *(value["ratio"] for value in values)])
+    high = max([2.0, *(value["ratio"] for value in values)])
+    scale = {
+        "type": "log",
+        "domain": [round(0.8 * low, 3), round(1.3 * high, 3)],
+        "nice": False,
+        "clamp": True,
+    }
+    colour = {
+        "field": "method",
+        "type": "nominal",
+        "sort": methods,
+        "scale": {"domain": methods, "range": [COLOURS_OF_METHODS[name] for name in methods]},
+        "legend": {"title": None, "orient": "right"},
+    }
+    shape = {
+        "field": "kind",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": list(SHAPES), "range": list(SHAPES.values())},
+    }
+    x = {
+        "field": "ratio",
+        "type": "quantitative",
+        "title": "client trainings, over size-proportional FedAvg",
+        "scale": scale,
+    }
+    tooltip = [{"field": each} for each in ("cell", "method", "kind")] + [
+        {"field": each, "format": ".2f"} for each in ("ratio", "low", "high")
+    ]
+    return whole_chart(
+        {
+            "width": 520,
+            "height": {"step": 11},
+            "data": {"values": values},
+            "layer": [
+                {
+                    "mark": {"type": "rule", "strokeWidth": 1.3, "clip": True},
+                    "encoding": {
+                        "y": y,
+                        "yOffset": offset,
+                        "x": {**x, "field": "low"},
+                        "x2": {"field": "high"},
+                        "color": colour,
+                    },
+                },
+                {
+                    "mark": {"type": "point", "filled": True, "size": 45, "clip": True},
+                    "encoding": {
+                        "y": y,
+                        "yOffset": offset,
+                        "x": x,
+                        "color": colour,
+                        "shape": shape,
+                        "tooltip": tooltip,
+                    },
+                },
+                {
+                    "data": {"values": [{"ratio": 1}]},
+                    "mark": {"type": "rule", "color": "#555555", "strokeDash": [5, 4]},
+                    "encoding": {"x": x},
+                },
+            ],
+        },
+        "Left of the dashed line a method needs fewer client trainings than size-proportional FedAvg. "
+        "Lines are 95% intervals. Circles are unbiased, triangles biased; the diamond is size-our-steps.",
+    )
+
+
+SHAPES = {
+    "reference": "diamond",
+    "ours": "circle",
+    "ablation": "circle",
+    "unbiased": "circle",
+    "biased": "triangle-up",
+}
+COLOURS_OF_METHODS = dict(
+    zip(
+        (name for name in METHODS if name not in (BASE, FULL_PARTICIPATION)),
+        (
+            "#000000",
+            "#d62728",
+            "#ff9896",
+            "#1f77b4",
+            "#aec7e8",
+            "#7f7f7f",
+            "#2ca02c",
+            "#98df8a",
+            "#9467bd",
+            "#bcbd22",
+            "#8c564b",
+            "#e377c2",
+            "#17becf",
+        ),
+        strict=False,
+    )
+)
+
+
+def real_json(results: Sequence[CellResult]) -> str:
+    """All scores under their names; what is not finite is null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items()}
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, list | tuple):
+            return [plain(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    cells = [
+        {
+            "cell": asdict(result.cell),
+            "target": result.target,
+            "scores": [asdict(score) for score in result.scores],
+            "best_rival": None if result.best_rival is None else _pair(result.best_rival),
+        }
+        for result in results
+    ]
+    means = {name: mean._asdict() for name, mean in geometric_means(results).items()}
+    return json.dumps(plain({"geometric_means": means, "cells": cells}), indent=1, allow_nan=False) + "\n"
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {"rival": pair.rival, "ratio": pair.ratio, "interval": pair.interval}
