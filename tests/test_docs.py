@@ -102,6 +102,7 @@ def test_pages_that_the_source_names_exist() -> None:
         "sortition.ledger",
         "sortition.integrations.flower",
         "sortition.integrations.torch",
+        "sortition.lab",
         "sortition.testing",
     ],
 )
