@@ -12,7 +12,7 @@ BASE := $(VENV)/.installed-demo
 FULL := $(VENV)/.installed-all
 
 DEMO_EXTRAS := cli,experiments,reports
-ALL_EXTRAS  := cli,experiments,reports,torch,flower,data,dev
+ALL_EXTRAS  := cli,experiments,reports,data,torch,flower,docs,dev
 
 # pip before 25.3 also applies PIP_CONSTRAINT to the build backend; later ones ask for PIP_BUILD_CONSTRAINT.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt \
@@ -21,10 +21,10 @@ INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo setup check test lowest clean
+.PHONY: help demo setup docs package check test lowest clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
 
 DEMO := $(BIN)/sortition compare --diagnose --rounds 200 --samplers proportional,empirical-bayes,optimal
 
@@ -35,12 +35,30 @@ demo: $(BASE) ## Two federations, one where adaptive sampling pays and one where
 
 setup: $(FULL) ## Install the library with every extra into .venv
 
-check: $(FULL) ## Lint, format, types, import layers, doctests
+docs: $(FULL) ## Build the site into docs/_build/html: tutorials run, warnings are errors, links are checked
+	$(BIN)/sphinx-build -W --keep-going --nitpicky --quiet --fresh-env -b html -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python docs/check_site.py docs/_build/html
+	@echo "The site: docs/_build/html/index.html"
+
+# The sdist is built from here, the wheel from the sdist; what a user's program sees of it is checked with mypy.
+CLEAN := .venv-clean
+package: $(FULL) ## Build sdist and wheel into dist, install them into a clean environment, and use them there
+	rm -rf dist $(CLEAN)
+	$(BIN)/python -m hatchling build --target sdist --directory dist
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+		$(BIN)/python -m pip wheel --quiet --quiet --no-deps --wheel-dir dist dist/*.tar.gz
+	$(PYTHON) -m venv $(CLEAN)
+	PIP_CONSTRAINT=constraints.txt $(CLEAN)/bin/python -m pip install --quiet --quiet dist/*.whl
+	cd dist && ../$(CLEAN)/bin/python -W error ../tests/downstream.py
+	cd dist && ../$(BIN)/mypy --strict --config-file= --python-executable ../$(CLEAN)/bin/python ../tests/downstream.py
+
+check: $(FULL) ## Lint, format, types, import layers, doctests, the site, the package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest --quiet --doctest-modules src
+	$(MAKE) --no-print-directory docs package
 
 test: setup check ## Setup, check, and then every test
 	$(BIN)/pytest --numprocesses $(WORKERS)
@@ -52,7 +70,7 @@ lowest: ## Test with the lowest versions that pyproject.toml allows, in .venv-lo
 	.venv-lowest/bin/python -m pytest --numprocesses $(WORKERS) --override-ini filterwarnings=default  # old packages warn
 
 clean: ## Remove .venv, builds and caches
-	rm -rf $(VENV) .venv-lowest build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-lowest $(CLEAN) build dist docs/_build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # pip is the last thing that venv puts in place, so a half-made .venv is made again.

@@ -1,4 +1,4 @@
-"""What hostile states and files are taken for: the long campaigns behind docs/hostile-clients.md.
+"""What hostile states and files are taken for: the long campaigns behind docs/research/hostile-clients.md.
 
     python benchmarks/hostile.py states|files [--rounds 12] [--seed 0] [--mutations 40]
 

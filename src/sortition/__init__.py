@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sortition.samplers.static import FixedSampler, ProportionalSampler, UniformSampler
     from sortition.samplers.vrb import VRBSampler
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AdaptiveOSMDSampler",

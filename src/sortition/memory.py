@@ -155,13 +155,15 @@ def _add(total: FloatArray, factor: float, row: NDArray[Any]) -> None:
 class Memory:
     r"""Remembers the last updates of the clients, and combines them with a cohort's.
 
+    A round with a memory::
+
         memory = Memory(num_parameters=len(model), num_clients=1000)
         while training:
             cohort = sampler.draw()
             updates = train(cohort)
             aggregate, norms = memory.combine(cohort, updates, sampler.client_weights)
             model -= step * aggregate
-            sampler.observe(cohort, norms)   # the norms of the residuals
+            sampler.observe(cohort, norms)  # the norms of the residuals
 
     b is learnt from earlier rounds only: a regression of new updates on remembered ones, with the weights
     that they have in the variance, in [0, 1]. Where a memory is useless b goes to 0, and the estimate is the

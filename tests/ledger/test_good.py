@@ -1,4 +1,4 @@
-"""What can be read of a damaged run, and what is said about the rest: the table in docs/ledger.md."""
+"""What can be read of a damaged run, and what is said about the rest: docs/reference/ledger.md, the table."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_good_rows_can_be_saved(damaged: Path, tmp_path: Path) -> None:
 
 
 def test_a_new_run_can_go_on_from_the_good_rows(damaged: Path, tmp_path: Path) -> None:
-    """As docs/ledger.md says."""
+    """As docs/reference/ledger.md says."""
     with read_run(damaged, good=True) as record:
         state = record.replay().state_dict()
     plain = make()

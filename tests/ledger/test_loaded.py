@@ -109,7 +109,7 @@ def test_suspects_from_before_the_run(path: Path) -> None:
 
 
 def test_a_run_that_goes_on_from_another_says_so(tmp_path: Path) -> None:
-    """By the recipe of docs/ledger.md: the open cohort is answered in the new run, and is a round of it."""
+    """By the recipe of docs/reference/ledger.md: the open cohort is answered in the new run, as its round."""
 
     def avare() -> AvareSampler:
         return AvareSampler(num_clients=20, cohort_size=4, guard=Guard())

@@ -294,7 +294,7 @@ def foreign() -> Strange:
 
 @pytest.mark.parametrize("make_own", [foreign, own])
 def test_verify_says_when_nothing_was_replayed(path: Path, make_own: Callable[[], Any]) -> None:
-    """Status 0: what can be checked without the sampler is as it was; docs/ledger.md says so."""
+    """Status 0: what can be checked without the sampler is as it was; docs/reference/ledger.md says so."""
     with open_run(path, make_own) as run:
         play(run, 2)
     found = CliRunner().invoke(app, ["runs", "verify", str(path)])

@@ -360,7 +360,7 @@ ATTACKS: dict[str, Any] = {
 @pytest.mark.parametrize("deviation", [0.5, 1.5])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_what_a_coalition_can_gain(attack: str, deviation: float) -> None:
-    """The formula of docs/hostile-clients.md: S(c') + (1 - S(c')) b / (b + (1 - c) g), b = (c - c') B'.
+    """docs/research/hostile-clients.md: S(c') + (1 - S(c')) b / (b + (1 - c) g), b = (c - c') B'.
 
     Five of a hundred; who reports just below the bound is above it when it falls, so c' is what suits them.
     """

@@ -1,4 +1,4 @@
-"""The client: trains on its own images. The query at the end is optional, see docs/flower.md."""
+"""The client: trains on its own images. The query at the end is optional, see docs/tutorials/flower.md."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict

@@ -103,7 +103,8 @@ def compare_command(
         typer.Option(
             metavar="MODULE:FACTORY",
             show_default="handwritten digits",
-            help="A federation of your own: a function or class that takes a seed (docs/your-problem.md).",
+            help="A federation of your own: a function or class that takes a seed "
+            "(docs/tutorials/your-problem.md).",
         ),
     ] = None,
     clients: Annotated[
@@ -222,7 +223,7 @@ def samplers_command() -> None:
     console = Console(highlight=False)
     widen(console, 140)
     shown = ["needs", "learns", "designs", "guard", "cost", "best_when"]
-    if console.width < 110:  # docs/which-sampler.md has all
+    if console.width < 110:  # docs/how-to/which-sampler.md has all
         shown = ["needs", "best_when"]
     table = Table()
     table.add_column("sampler", min_width=max(map(len, GUIDANCE)))

@@ -1,7 +1,7 @@
 r"""What the default sampler believes of each client: the specification, over arrays of all clients.
 
 ``engine.belief_update`` is the same in one compiled function; a property test holds the two together.
-``docs/default-sampler.md`` explains each part and shows what it is worth.
+``docs/research/default-sampler.md`` explains each part and shows what it is worth.
 """
 
 from __future__ import annotations

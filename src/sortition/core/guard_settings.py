@@ -25,7 +25,7 @@ class Guard:
     ``guard=None`` is the paper to the letter.
 
     ``Guard(largest_gain=3, clip_factor=20)`` leaves less to liars, and costs more where a few honest clients
-    have very large norms: ``docs/hostile-clients.md`` has the figures.
+    have very large norms: ``docs/research/hostile-clients.md`` has the figures.
     """
 
     clip_factor: float = 100.0

@@ -1,7 +1,7 @@
 r"""One round of OSMD for every expert: step, project, reweigh.
 
 The kernels do what ``core.experts`` says, at a cost of :math:`O(E K \log n)` for n clients seen so far.
-``docs/engine.md`` shows why that is exact.
+``docs/research/engine.md`` shows why that is exact.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ class Store:
             return LedgerError(f"{problem}; its first row is damaged too: replace the run with a copy")
         which = f"all {good} rows that are there" if good > self.last else f"rows 0 to {good - 1}"
         return LedgerError(
-            f"{problem}; {which} are good: save them with {_export(self.path)}; docs/ledger.md, "
+            f"{problem}; {which} are good: save them with {_export(self.path)}; docs/reference/ledger.md, "
             '"When something is damaged", says how to go on'
         )
 

@@ -34,7 +34,7 @@ class EmpiricalBayesSampler(BaseSampler):
 
     The prior is ``prior`` or, if that is not given, :math:`\pi = (1-\rho)\lambda + \rho/M`.
     ``core.beliefs.Beliefs`` has the formula, and ``engine.belief_update`` computes it;
-    ``docs/default-sampler.md`` explains each part and shows what it is worth.
+    ``docs/research/default-sampler.md`` explains each part and shows what it is worth.
 
     >>> sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5)
     >>> for _ in range(200):

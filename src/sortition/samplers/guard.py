@@ -1,4 +1,6 @@
-r"""Two rules against clients that lie about their norms; ``docs/hostile-clients.md`` derives the bounds.
+r"""Two rules against clients that lie about their norms.
+
+``docs/research/hostile-clients.md`` derives the bounds.
 
 *Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms. The first
 ``MANY`` replies are judged together; if lies were among them, all are learnt again.

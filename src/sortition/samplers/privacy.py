@@ -11,7 +11,7 @@ same, without any account of floating point. z is drawn by whole numbers of 128 
 exactly from the normal distribution*) from a cryptographic generator. Its distribution is exact but for
 :math:`2^{-110}` in total variation.
 
-``docs/hostile-clients.md`` says what that protects, and what it does not.
+``docs/research/hostile-clients.md`` says what that protects, and what it does not.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def test_buffers_and_counters_are_averaged_and_do_not_count_towards_the_norm():
 
 
 def test_a_pairwise_mask_has_fewer_than_29_bits():
-    """Flower folds the 44 letters of a key into 32 bits, and a letter has 7: docs/private-federations.md."""
+    """Flower folds the 44 letters of a key into 32 bits, of 7 each: docs/reference/private-federations.md."""
     letters = np.frombuffer(
         b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=", dtype=np.uint8
     )

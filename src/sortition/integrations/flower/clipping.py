@@ -1,4 +1,4 @@
-"""Updates that are much longer than those of the other clients are made shorter (docs/hostile-clients.md)."""
+"""Updates much longer than those of the other clients are made shorter (docs/research/hostile-clients.md)."""
 
 from __future__ import annotations
 

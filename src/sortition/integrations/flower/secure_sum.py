@@ -181,7 +181,7 @@ class SecureRound:
         if np.isnan(total):
             raise ConfigurationError(
                 "secure_aggregation needs data sizes before the first round: give num_examples=, or let the "
-                "clients report them in answer to the query (docs/flower.md)"
+                "clients report them in answer to the query (docs/reference/flower.md)"
             )
         if len(messages) > most:
             raise ConfigurationError(

@@ -148,15 +148,15 @@ class AdaptiveSampling(Strategy):
         ``num_batches_tracked`` always are. They do not count towards the norm of an update.
     clip_updates
         Make updates shorter that are much longer than those of the other clients: longer than the
-        ``norm_bound`` of a guard that has seen the lengths of all updates (docs/hostile-clients.md). One that
-        is more than 100 times as long as that is refused.
+        ``norm_bound`` of a guard that has seen the lengths of all updates
+        (docs/research/hostile-clients.md). One that is more than 100 times as long as that is refused.
     memory_bytes
         The most that a memory on the server may take. If the clients online at the start need more, it is an
         error.
     secure_aggregation
         Add up the clients' updates by Flower's SecAgg+ before the server sees them, with True or a
         ``SecAggPlusWorkflow`` of yours. ClientApps need ``mods=[secaggplus_mod, weigh_update]``. Norms, sizes
-        and metrics of the clients stay visible (docs/private-federations.md).
+        and metrics of the clients stay visible (docs/reference/private-federations.md).
     """
 
     @named_keywords

@@ -13,6 +13,7 @@ from sortition.core.types import FloatArray
 from sortition.lab.arena.tournament import Arena
 from sortition.lab.arena.vectors import VectorArena, VectorScore
 from sortition.lab.contestants import ORACLES
+from sortition.lab.reports.charts import whole_chart
 
 MEASURES = {
     "ratio": "variance over the optimum's, mean over the rounds",
@@ -210,10 +211,7 @@ def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
         row["best"] = row["sampler"] not in ORACLES and row["value"] == lowest[row["environment"]]
     x = {"field": "sampler", "type": "nominal", "sort": list(arena.samplers), "title": None}
     y = {"field": "environment", "type": "nominal", "sort": list(lowest), "title": None}
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "background": "white",
-        "padding": 8,
+    spec = {
         "title": f"{MEASURES[measure]} ({_how(arena)})",
         "data": {"values": _finite(rows)},
         "width": {"step": 52},
@@ -255,6 +253,7 @@ def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
             ),
         ],
     }
+    return whole_chart(spec)
 
 
 def _table(arena: Arena, title: str) -> Table:
