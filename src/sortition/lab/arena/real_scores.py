@@ -72,7 +72,7 @@ class CellResult(NamedTuple):
 
 
 def judge(tasks: Sequence[Task], directory: Path) -> list[CellResult]:
-    """The cells whose reference is finished, each with the methods that are; by federation, the base first."""
+    """The cells whose reference is finished, each with the methods that are, by federation."""
     outcome = []
     cells = dict.fromkeys(task.cell for task in tasks)
     for cell in sorted(cells, key=lambda cell: list(FEDERATIONS).index(cell.federation)):
