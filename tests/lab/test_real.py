@@ -241,7 +241,7 @@ class TestScores:
         assert [score["method"] for score in stored["cells"][0]["scores"]] == [each.method for each in tasks]
         page = real_page([result], {}, "a test")
         assert all(each.method in page for each in tasks)
-        assert len(picture([result])["layer"]) == 3
+        assert len(picture([result])["spec"]["layer"]) == 4
         assert RECOMMENDED in geometric_means([result]) or result.scores[1].ratio is None
         assert "Against the best unbiased rival" in " ".join(verdict([result]))
 

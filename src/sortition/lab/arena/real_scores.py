@@ -17,7 +17,7 @@ from sortition.core.types import FloatArray
 from sortition.lab.arena.real import BASE, CONTROL, METHODS, SETUPS, Cell, Task, finished, recommended_among
 from sortition.lab.arena.tournament import TARGET_SHARE
 from sortition.lab.compare import FallingCurve, jackknife_interval
-from sortition.lab.federations.data import federation
+from sortition.lab.federations.data import FEDERATIONS, federation
 
 BYTES_A_NUMBER = 4
 
@@ -72,9 +72,10 @@ class CellResult(NamedTuple):
 
 
 def judge(tasks: Sequence[Task], directory: Path) -> list[CellResult]:
-    """The cells whose reference is finished, each with the methods that are."""
+    """The cells whose reference is finished, each with the methods that are, by federation."""
     outcome = []
-    for cell in dict.fromkeys(task.cell for task in tasks):
+    cells = dict.fromkeys(task.cell for task in tasks)
+    for cell in sorted(cells, key=lambda cell: list(FEDERATIONS).index(cell.federation)):
         known = {t.method: (t, found) for t in tasks if t.cell == cell and (found := finished(t, directory))}
         if BASE in known:
             outcome.append(_judge_cell(cell, known))

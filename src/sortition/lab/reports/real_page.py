@@ -70,7 +70,8 @@ def ratio_text(ratio: float | None, interval: tuple[float, float] | None) -> str
 
 def summary_columns() -> list[str]:
     """Of the table over all cells."""
-    return ["federation", "condition", *SHOWN, "full (rounds)", "best unbiased rival", "recommended over it"]
+    best = ["best unbiased rival", f"{RECOMMENDED} over it"]
+    return ["federation", "condition", SHOWN[0], *best, *SHOWN[1:], "full (rounds)"]
 
 
 def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
@@ -85,10 +86,11 @@ def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
             [
                 result.cell.federation,
                 result.cell.condition,
-                *(_ratio_of(known.get(name)) for name in SHOWN),
-                "" if full is None else ratio_text(rounds, None),
+                _ratio_of(known.get(SHOWN[0])),
                 "" if pair is None else pair.rival,
                 "" if pair is None else ratio_text(pair.ratio, pair.interval),
+                *(_ratio_of(known.get(name)) for name in SHOWN[1:]),
+                "" if full is None else ratio_text(rounds, None),
             ]
         )
     return rows
@@ -169,11 +171,8 @@ def summary_table(results: Sequence[CellResult]) -> Table:
         table.add_row(*row)
     means = geometric_means(results)
     table.add_section()
-    table.add_row(
-        "geometric mean",
-        "K/M from 5%",
-        *(f"{means[name].ratio:.2f}" if name in means else "" for name in SHOWN),
-    )
+    shown = [f"{means[name].ratio:.2f}" if name in means else "" for name in SHOWN]
+    table.add_row("geometric mean", "K/M from 5%", shown[0], "", "", *shown[1:])
     return table
 
 
@@ -234,125 +233,75 @@ def score_row(score: MethodScore) -> list[Any]:
 
 
 def picture(results: Sequence[CellResult]) -> dict[str, Any]:
-    """The ratios of a federation, with intervals: a row for each cell, a colour for each method."""
-    methods = [
-        name
-        for name in METHODS
-        if name not in (BASE, FULL_PARTICIPATION)
-        and any(name in {s.method for s in r.scores} for r in results)
-    ]
+    """The ratios of a federation with intervals: a panel for each cell, a row for each method."""
+    methods = [name for name in METHODS if name not in (BASE, FULL_PARTICIPATION)]
     values: list[dict[str, Any]] = [
         {
             "cell": result.cell.condition,
             "method": score.method,
+            "kind": METHODS[score.method].role,
             "ratio": score.ratio,
             "low": score.interval[0] if score.interval else score.ratio,
             "high": score.interval[1] if score.interval else score.ratio,
-            "kind": METHODS[score.method].role,
         }
         for result in results
         for score in result.scores
-        if score.method in methods and score.ratio is not None
+        if score.method in methods
     ]
-    y = {"field": "cell", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 260}}
-    offset = {"field": "method", "type": "nominal", "sort": methods, "scale": {"domain": methods}}
-    low = min([0.5, *(value["ratio"] for value in values)])
-    high = max([2.0, *(value["ratio"] for value in values)])
-    scale = {
-        "type": "log",
-        "domain": [round(0.8 * low, 3), round(1.3 * high, 3)],
-        "nice": False,
-        "clamp": True,
-    }
-    colour = {
-        "field": "method",
-        "type": "nominal",
-        "sort": methods,
-        "scale": {"domain": methods, "range": [COLOURS_OF_METHODS[name] for name in methods]},
-        "legend": {"title": None, "orient": "right"},
-    }
-    shape = {
-        "field": "kind",
-        "type": "nominal",
-        "legend": None,
-        "scale": {"domain": list(SHAPES), "range": list(SHAPES.values())},
-    }
-    x = {
-        "field": "ratio",
-        "type": "quantitative",
-        "title": "client trainings, over size-proportional FedAvg",
-        "scale": scale,
-    }
-    tooltip = [{"field": each} for each in ("cell", "method", "kind")] + [
+    known = [value["ratio"] for value in values if value["ratio"] is not None]
+    domain = [round(0.8 * min([0.5, *known]), 3), round(1.3 * max([2.0, *known]), 3)]
+    scale = {"type": "log", "domain": domain, "nice": False, "clamp": True}
+    title = "client trainings to the target, over size-proportional FedAvg"
+    x = {"field": "ratio", "type": "quantitative", "title": title, "scale": scale}
+    y = {"field": "method", "type": "nominal", "title": None, "sort": methods, "axis": {"labelLimit": 160}}
+    colours = {"domain": list(COLOURS_OF_KINDS), "range": list(COLOURS_OF_KINDS.values())}
+    colour = {"field": "kind", "type": "nominal", "legend": None, "scale": colours}
+    tooltip = [{"field": each} for each in ("method", "kind")] + [
         {"field": each, "format": ".2f"} for each in ("ratio", "low", "high")
     ]
+    reached = [{"filter": "datum.ratio !== null"}]
+    span = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}, "color": colour}
+    layers: list[dict[str, Any]] = [
+        {"mark": {"type": "rule", "color": "#555555", "strokeDash": [5, 4]}, "encoding": {"x": {"datum": 1}}},
+        {
+            "transform": reached,
+            "mark": {"type": "rule", "strokeWidth": 1.6, "clip": True},
+            "encoding": span,
+        },
+        {
+            "transform": reached,
+            "mark": {"type": "point", "filled": True, "size": 50, "opacity": 1, "clip": True},
+            "encoding": {"y": y, "x": x, "color": colour, "tooltip": tooltip},
+        },
+        {
+            "transform": [{"filter": "datum.ratio === null"}],
+            "mark": {"type": "text", "align": "right", "fontSize": 9, "color": "#777777"},
+            "encoding": {"y": y, "x": {"datum": domain[1]}, "text": {"value": "target not reached "}},
+        },
+    ]
+    conditions = [result.cell.condition for result in results]
+    header = {"title": None, "labelAngle": 0, "labelAlign": "left", "labelFontWeight": "bold"}
     return whole_chart(
         {
-            "width": 520,
-            "height": {"step": 11},
             "data": {"values": values},
-            "layer": [
-                {
-                    "mark": {"type": "rule", "strokeWidth": 1.3, "clip": True},
-                    "encoding": {
-                        "y": y,
-                        "yOffset": offset,
-                        "x": {**x, "field": "low"},
-                        "x2": {"field": "high"},
-                        "color": colour,
-                    },
-                },
-                {
-                    "mark": {"type": "point", "filled": True, "size": 45, "clip": True},
-                    "encoding": {
-                        "y": y,
-                        "yOffset": offset,
-                        "x": x,
-                        "color": colour,
-                        "shape": shape,
-                        "tooltip": tooltip,
-                    },
-                },
-                {
-                    "data": {"values": [{"ratio": 1}]},
-                    "mark": {"type": "rule", "color": "#555555", "strokeDash": [5, 4]},
-                    "encoding": {"x": x},
-                },
-            ],
+            "facet": {"row": {"field": "cell", "sort": conditions, "header": header}},
+            "spacing": 6,
+            "spec": {"width": 520, "height": {"step": 13}, "layer": layers},
+            "resolve": {"scale": {"y": "independent"}},
         },
-        "Left of the dashed line a method needs fewer client trainings than size-proportional FedAvg. "
-        "Lines are 95% intervals. Circles are unbiased, triangles biased; the diamond is size-our-steps.",
+        "Left of the dashed line a method needs fewer client trainings than size-proportional FedAvg. Lines "
+        "are 95% intervals. Red is ours, blue an ablation, green an unbiased rival, grey a biased one, black "
+        "the reference at our steps.",
     )
 
 
-SHAPES = {
-    "reference": "diamond",
-    "ours": "circle",
-    "ablation": "circle",
-    "unbiased": "circle",
-    "biased": "triangle-up",
+COLOURS_OF_KINDS = {
+    "ours": "#d62728",
+    "ablation": "#1f77b4",
+    "unbiased": "#2ca02c",
+    "biased": "#9a9a9a",
+    "reference": "#000000",
 }
-COLOURS_OF_METHODS = dict(
-    zip(
-        (name for name in METHODS if name not in (BASE, FULL_PARTICIPATION)),
-        (
-            "#000000",
-            "#d62728",
-            "#ff9896",
-            "#1f77b4",
-            "#aec7e8",
-            "#7f7f7f",
-            "#2ca02c",
-            "#98df8a",
-            "#9467bd",
-            "#bcbd22",
-            "#8c564b",
-            "#e377c2",
-            "#17becf",
-        ),
-        strict=False,
-    )
-)
 
 
 def real_json(results: Sequence[CellResult]) -> str:
