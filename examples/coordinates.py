@@ -10,7 +10,7 @@ there are coordinates.
 This shows what the samplers can do, and why there is no product for it. Adaptive sampling saves updates
 against cyclic and uniform orders. But an *active set* (full sweeps now and then, and between them only over
 coordinates that are not zero) saves more on the lasso, and costs nothing, where a draw costs microseconds.
-For Kaczmarz with coherent rows sampling saves most of the updates.
+For Kaczmarz with coherent rows it saves more than a third of the updates of permuting.
 """
 
 from __future__ import annotations

@@ -69,3 +69,9 @@ def test_equal_masses_are_random_reshuffling_to_the_bit(mass: float, size: int, 
     generator, plain = np.random.default_rng(seed), np.random.default_rng(seed)
     plain.random()  # the start, which decides nothing here
     assert np.array_equal(reshuffled(expected, generator), plain.permutation(size))
+
+
+def test_rounding_leaves_no_negative_copies() -> None:
+    """The largest start below 1, and a last stretch too short to be seen in the sum."""
+    copies = systematic_copies(np.array([1.0, 1e-18]), start=1.0 - 2.0**-53)
+    assert copies.tolist() == [1, 0]

@@ -35,8 +35,9 @@ def systematic_copies(expected: FloatArray, start: float) -> IntArray:
     >>> systematic_copies(np.array([0.5, 0.5, 2.0]), start=0.7).tolist()
     [1, 0, 2]
     """
-    ends = np.floor(np.cumsum(expected) + start)
-    ends[-1] = round(float(expected.sum()))  # whatever rounding has left there
+    total = round(float(expected.sum()))
+    ends = np.minimum(np.floor(np.cumsum(expected) + start), total)  # rounding may lead beyond it
+    ends[-1] = total
     return np.diff(ends, prepend=0.0).astype(np.int64)
 
 

@@ -113,6 +113,23 @@ def test_the_mean_weighs_and_keeps_gradients() -> None:
     assert losses.grad.numpy() == pytest.approx(ticket.weights / B)
 
 
+def test_the_mean_of_halves_is_taken_in_single_precision() -> None:
+    """Within autocast, too, where a product of matrices would be one of halves."""
+    sampler = make()
+    epoch(sampler)
+    list(sampler)
+    ticket = next(sampler.tickets())
+    losses = torch.tensor([0.1, 1e5, 2.0, 3.0], requires_grad=True)
+    wanted = float(ticket.weights @ losses.detach().double().numpy()) / B
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
+            mean = ticket.mean(losses)
+        assert mean.dtype == torch.float32
+        assert mean.item() == pytest.approx(wanted, rel=1e-6)
+    halves = torch.full((B,), 6e4, dtype=torch.float16)
+    assert ticket.mean(halves).item() == pytest.approx(halves[0].item() * ticket.weights.mean(), rel=1e-6)
+
+
 # A prior and groups -------------------------------------------------------------------------------------
 
 
@@ -143,6 +160,21 @@ def test_groups_share_what_is_learnt_and_the_objective_stays() -> None:
     expected = N * p  # a weighted epoch has the plain mean as its expectation: n p w = 1 for each example
     for batch, weights in epoch(sampler):
         assert expected[batch] * weights == pytest.approx(1.0)
+
+
+def test_a_prior_may_be_a_tensor_in_single_precision() -> None:
+    single = torch.rand(100_000, requires_grad=True) + 1.0
+    sampler = AdaptiveBatchSampler(100_000, 32, prior=single / single.sum())
+    exact = single.detach().double().numpy()
+    assert sampler.probabilities() == pytest.approx(exact / exact.sum(), rel=1e-6)
+    assert sampler.probabilities().sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_groups_may_be_tensors_and_strings_of_a_data_frame() -> None:
+    labels = np.arange(N) % 3
+    wanted = make(groups=labels).state_dict()["config.groups"]
+    for given in (torch.tensor(labels), np.array(["a", "b", "c"])[labels].astype(object)):
+        assert make(groups=given).state_dict()["config.groups"] == wanted
 
 
 def test_a_group_pools_its_norms() -> None:
@@ -372,8 +404,11 @@ def test_a_rank_resumes_with_its_own_state_only() -> None:
         ({"prior": np.ones(N)}, "prior"),
         ({"prior": np.eye(N)[0]}, "prior"),
         ({"prior": [1.0]}, "prior"),
+        ({"prior": ["a"] * N}, "prior"),
         ({"groups": [1, 2]}, "groups"),
         ({"groups": np.zeros(N)}, "groups"),
+        ({"groups": [[1], [1, 2]]}, "groups"),
+        ({"groups": ["a"] * (N - 1) + [None]}, "groups"),
         ({"num_replicas": N + 1}, "num_replicas"),
         ({"rank": 1}, "rank"),
         ({"shuffle": True}, "AdaptiveBatchSampler"),
@@ -384,13 +419,24 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], argument: str) -> No
         make(**changes)
 
 
+def test_a_prior_without_an_example_is_refused_in_words_of_examples() -> None:
+    with pytest.raises(ConfigurationError, match=r"^prior must be above 0 for every example.* example 1$"):
+        make(num_examples=2, prior=[1.0, 0.0])
+
+
 def test_wrong_losses_and_loaders_are_named() -> None:
     sampler = make()
     with pytest.raises(CohortError, match=r"^tickets "):
         next(sampler.tickets())
     list(sampler)
     ticket = next(sampler.tickets())
-    for wrong in (torch.tensor(1.0), torch.ones(B + 1), [1.0] * B):
+    for wrong in (
+        torch.tensor(1.0),
+        torch.ones(B + 1),
+        [1.0] * B,
+        np.ones(B),
+        torch.ones(B, dtype=torch.int64),
+    ):
         with pytest.raises(ConfigurationError, match=r"^losses .*reduction"):
             ticket.mean(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"^loader .*batch_sampler"):

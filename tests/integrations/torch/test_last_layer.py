@@ -56,6 +56,14 @@ def test_squared_loss(outputs: int) -> None:
         torch.testing.assert_close(flat, wanted)
 
 
+def test_halves_are_computed_in_single_precision() -> None:
+    logits, targets = torch.randn(B, OUTPUTS).half(), torch.randint(OUTPUTS, (B,))
+    features = torch.full((B, WIDTH), 6e4).half()  # the norm of a row is above the largest half
+    found = last_layer_norms(logits, targets, features)
+    torch.testing.assert_close(found, last_layer_norms(logits.float(), targets, features.float()))
+    assert bool(found.isfinite().all())
+
+
 def test_without_features_it_is_the_gradient_of_the_bias() -> None:
     logits, targets = torch.randn(B, OUTPUTS), torch.randint(OUTPUTS, (B,))
     bias = torch.zeros(OUTPUTS, requires_grad=True)

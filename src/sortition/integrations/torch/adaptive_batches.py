@@ -25,7 +25,7 @@ from sortition.core.validation import (
     distribution,
     named_keywords,
     one_each,
-    require_support,
+    real_numbers,
     whole_number,
 )
 from sortition.engine.clients import all_replied
@@ -38,6 +38,8 @@ PARTITION = 2**62
 """The index of the generator that deals the examples to the ranks; epochs have lower ones."""
 LARGEST = 1e120
 """Larger norms count as this: the sum of their squares must be finite."""
+SINGLE_PRECISION = 1e-5
+"""A prior whose sum is this near to one was divided by it, perhaps in float32."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,21 @@ class BatchTicket:
     def mean(self, losses: Tensor) -> Tensor:
         """The weighted mean of the batch: its expectation is the plain mean over all examples.
 
-        ``losses`` is one for each example of the batch, as ``reduction="none"`` gives them.
+        ``losses`` is one for each example of the batch, as ``reduction="none"`` gives them. The mean is taken
+        in float32 at least, also within ``torch.autocast``.
         """
-        shape = tuple(getattr(losses, "shape", ()))
-        if shape != self.weights.shape:
+        given: object = losses
+        if not (
+            isinstance(given, Tensor) and given.shape == self.weights.shape and given.is_floating_point()
+        ):
+            kind, shape = getattr(given, "dtype", type(given).__name__), tuple(getattr(given, "shape", ()))
             raise ConfigurationError(
-                f"losses must be a tensor with {len(self)} entries, one for each example of the batch "
-                f'(reduction="none"), got {type(losses).__name__} of shape {shape}'
+                f"losses must be a tensor of floats with {len(self)} entries, one for each example of the "
+                f'batch (reduction="none"), got {kind} of shape {shape}'
             )
-        shares = torch.from_numpy(self.weights / len(self))
-        return losses @ shares.to(device=losses.device, dtype=losses.dtype)
+        dtype = torch.promote_types(losses.dtype, torch.float32)
+        shares = torch.from_numpy(self.weights / len(self)).to(device=losses.device, dtype=dtype)
+        return (losses * shares).sum()  # a product of matrices would be one of halves under autocast
 
     def observe(self, norms: Norms) -> None:
         """Learn from the gradient norms, one for each example of the batch; nan if one is not known.
@@ -93,8 +100,7 @@ class BatchTicket:
             raise CohortError(
                 f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already"
             )
-        given = norms.detach().double().cpu().numpy() if isinstance(norms, Tensor) else norms
-        values = one_each("norms", given, len(self), "each example of the batch")
+        values = one_each("norms", _as_numpy(norms), len(self), "each example of the batch")
         if not all_replied(values):
             check_norms("norms", values)
         self._sampler._hear(self, values)
@@ -305,7 +311,10 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         for name, value in wanted.items():
             if text(state, name) != value:
                 said = name.removeprefix("config.")
-                raise StateError(f"state has {said} = {text(state, name)!r}, this sampler has {value!r}")
+                raise StateError(
+                    f"state has {said} = {text(state, name)!r}, this sampler has {value!r}; "
+                    "build it with the arguments of the one that was saved"
+                )
         seed = text(state, "seed")
         if not (isinstance(seed, str) and seed.isdecimal() and int(seed) <= LARGEST_SEED):
             raise StateError(f"state must hold 'seed', the digits of a whole number, got {seed!r}")
@@ -386,16 +395,34 @@ class TicketLoader:
         self._given = (-1, 0)
 
 
+def _as_numpy(values: Norms) -> ArrayLike:
+    """A tensor of any device and type as float64; anything else as it is."""
+    return values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values
+
+
 def _checked_prior(prior: ArrayLike | None, num_examples: int) -> FloatArray | None:
     if prior is None:
         return None
-    given = distribution("prior", prior, num_examples)
-    require_support("prior", given, None)
+    masses = real_numbers("prior", _as_numpy(prior), ConfigurationError).astype(np.float64)
+    if abs(masses.sum() - 1.0) <= SINGLE_PRECISION:
+        masses = masses / masses.sum()
+    given = distribution("prior", masses, num_examples)
+    empty = np.flatnonzero(given == 0.0)
+    if len(empty):
+        raise ConfigurationError(
+            "prior must be above 0 for every example, or its loss would never count, "
+            f"got 0 for example {empty[0]}"
+        )
     return given
 
 
 def _checked_groups(groups: ArrayLike, num_examples: int) -> IntArray:
-    labels = np.asarray(groups)
+    try:
+        labels = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
+    except ValueError:  # lists of unequal lengths
+        labels = np.asarray(None)
+    if labels.dtype == object and all(isinstance(label, str) for label in labels.flat):  # as pandas has them
+        labels = labels.astype(str)
     if labels.shape != (num_examples,) or labels.dtype.kind not in "iuU":
         raise ConfigurationError(
             f"groups must be {num_examples} whole numbers or strings, the group of each example, "

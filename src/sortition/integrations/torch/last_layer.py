@@ -30,7 +30,8 @@ def last_layer_norms(
     soft labels and the squared loss, of the shape of z. ``features`` are h, of shape (b, width). Without
     them, :math:`\|r\|` is returned: the norm of the bias' gradient. ``bias=False`` is for a layer without
     one. Of ``torch.nn.MSELoss``, which has no one half and divides by the outputs, the norms are
-    proportional to these, which is as good for sampling. Nothing here is part of the graph.
+    proportional to these, which is as good for sampling. Halves are computed in float32. Nothing here is part
+    of the graph.
 
     >>> z, h = torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])
     >>> last_layer_norms(z, torch.tensor([1]), h, bias=False)  # r = (1/2, -1/2), and h has norm 5
@@ -38,7 +39,7 @@ def last_layer_norms(
     """
     one_of("loss", loss, ("softmax", "squared"))
     with torch.no_grad():
-        z = logits.detach()
+        z = _at_least_single(logits)
         size = z.shape[:1]
         if z.ndim not in (1, 2) or not len(size):
             raise ConfigurationError(f"logits must have shape (batch, outputs), got {tuple(z.shape)}")
@@ -65,7 +66,7 @@ def last_layer_norms(
         norms = residual.abs() if z.ndim == 1 else torch.linalg.vector_norm(residual, dim=1)
         if features is None:
             return norms
-        h = features.detach()
+        h = _at_least_single(features)
         if h.ndim != 2 or h.shape[:1] != size:
             raise ConfigurationError(
                 f"features must have shape ({size[0]}, width), the input of the last layer, "
@@ -73,3 +74,8 @@ def last_layer_norms(
             )
         lengths = torch.linalg.vector_norm(h, dim=1)
         return norms * (torch.hypot(lengths, torch.ones_like(lengths)) if bias else lengths)
+
+
+def _at_least_single(values: Tensor) -> Tensor:
+    values = values.detach()
+    return values.to(torch.promote_types(values.dtype, torch.float32))
