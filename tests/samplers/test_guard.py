@@ -517,7 +517,7 @@ def test_a_run_is_resumed_to_the_bit(name: str, rounds: int) -> None:
 
 
 def eventful_round(sampler: Any, t: int) -> tuple[Cohort, bool]:
-    """Round t of a run with liars, silence, availability, joins and leaves; and whether outliers are limited."""
+    """Round t of a run with liars, silence, availability, joins and leaves; and whether the guard limits."""
     rng = np.random.default_rng(t)
     if t % 17 == 5:
         sampler.add_clients(2 if t % 2 else [0.3 / 40])
@@ -533,7 +533,7 @@ def eventful_round(sampler: Any, t: int) -> tuple[Cohort, bool]:
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-@pytest.mark.parametrize("name", BUILD_ALL)
+@pytest.mark.parametrize("name", [*BUILD, "portfolio"])
 def test_an_eventful_run_is_resumed_to_the_bit(name: str, design: str) -> None:
     """By a sampler with a run of its own behind it: what only makes look-ups quicker does not count."""
     gains = Guard(outlier_factor=2.0, outlier_fence=0.1, largest_gain=1.1)
