@@ -198,6 +198,14 @@ def reweighted() -> ReweightedPrior:
     return mixed
 
 
+def alike(raised: list[int]) -> ReweightedPrior:
+    """Eight clients, all seen; all but the raised have one length, so borders fall on whole numbers."""
+    mixed = ReweightedPrior(Roster(8, None), share=0.25)
+    order = np.array([2, 0, 3, 1, 5, 4, 7, 6])
+    mixed.reweight(order, np.where(np.isin(order, raised), 5.0, 0.0))
+    return mixed
+
+
 LINES: dict[str, Callable[[], Distribution]] = {
     "vector": lambda: vector([0.2, 0.05, 0.1, 0.0, 0.3, 0.15, 0.2]),
     "vector, one certain": lambda: vector([0.1, 0.05, 0.6, 0.08, 0.07, 0.1]),
@@ -215,6 +223,8 @@ LINES: dict[str, Callable[[], Distribution]] = {
     "a share of two, one is cut": lambda: with_share(mixture(), [0, 5], 0.3),
     "a share of own masses": lambda: with_share(mixture([0.1, 0.2, 0.1, 0.3, 0.05, 0.05, 0.2]), [1, 3], 0.25),
     "a share of what was learnt": lambda: with_share(reweighted(), [1, 3], 0.3),
+    "equal lengths beside a share of half": lambda: with_share(alike([2, 3, 5, 6]), [2, 3, 5, 6], 0.5),
+    "equal lengths beside a share of a quarter": lambda: with_share(alike([0, 7]), [0, 7], 0.25),
 }
 
 

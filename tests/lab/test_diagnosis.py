@@ -444,6 +444,18 @@ class TestPilots:
         assert "Training does not lower the loss" in repr(found)
         assert "in pilots" not in found.table
 
+    @pytest.mark.parametrize("diverging", [1, 2, 8])
+    def test_no_pilots_where_uniform_sampling_diverges_with_some_draws(self, diverging, monkeypatch):
+        """The step was found with other draws. Without a target every other choice would reach it at once."""
+        plain = Trainings._losses
+
+        def losses(self, choice, step, draw):
+            found = plain(self, choice, step, draw)
+            return np.full_like(found, np.inf) if choice == UNIFORM and 3 <= draw < 3 + diverging else found
+
+        monkeypatch.setattr(Trainings, "_losses", losses)
+        assert train_pilots(Toy(), CHOICES, K, step_size=0.1, num_rounds=20) == {}
+
     def test_pilots_and_the_model_count_by_their_precision(self):
         noise = measure_problem(Toy(), K, step_size=0.1, num_rounds=20, smallest=False)
         model = math.log(noise.rounds(MEMORY))

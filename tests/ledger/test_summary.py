@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from sortition import EmpiricalBayesSampler, NormPrivacy, UniformSampler
 from sortition.cli.commands import app
+from sortition.core.guard_settings import Suspect
 from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.summary import Suspicion, client_row, figures, median_row, moment, summarise, whole_file
-from sortition.samplers.guard import Suspect
 from tests.ledger.helpers import CLIENTS, Strange, guarded, make, norms_of, own, play
 
 

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
+from sortition.core.guard_settings import Guard
 from sortition.core.state import count
 from sortition.core.types import FloatArray
 from sortition.core.validation import number_between, positive_number
 from sortition.engine.floored import FlooredProportional
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS, Design, RoundGenerator, Weighed, restrict
 from sortition.core.errors import AvailabilityError, CohortError, ConfigurationError, StateError
+from sortition.core.guard_settings import Guard, Suspect
 from sortition.core.state import array, check, count, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import (
@@ -35,7 +36,7 @@ from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster, all_replied
 from sortition.engine.compiling import tell_who_waits
 from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
-from sortition.samplers.guard import Guard, GuardState, Suspect
+from sortition.samplers.guard import GuardState
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
 STATE_VERSION = 4

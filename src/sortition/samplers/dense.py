@@ -13,12 +13,12 @@ from numpy.typing import ArrayLike
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import ConfigurationError
+from sortition.core.guard_settings import Guard
 from sortition.core.state import array, scalar
 from sortition.core.types import FloatArray
 from sortition.core.validation import real_number, real_numbers
 from sortition.engine.fixed import Dense
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 

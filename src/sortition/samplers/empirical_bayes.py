@@ -14,6 +14,7 @@ from sortition.core.beliefs import GAINS, LEAST_SHARE, PRIOR_UNIFORM, Population
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import StateError
+from sortition.core.guard_settings import Guard
 from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
@@ -21,7 +22,6 @@ from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE
 from sortition.engine.clients import Roster
 from sortition.engine.reweighted import ReweightedPrior
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 GUARD = Guard()

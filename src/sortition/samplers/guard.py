@@ -45,8 +45,6 @@ from sortition.engine.norm_window import (
     SIZE,
 )
 
-__all__ = ["Guard", "GuardState", "Suspect"]
-
 LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 MOST = 0.5
 """What ``largest_gain`` lets all outliers together hold at most."""

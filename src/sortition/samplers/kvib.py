@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design, inclusion_probabilities
+from sortition.core.guard_settings import Guard
 from sortition.core.state import array, check
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, one_of, whole_number
 from sortition.engine.fixed import Dense
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.feedback_bound import FeedbackBound
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 

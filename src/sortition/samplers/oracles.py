@@ -12,12 +12,12 @@ from numpy.typing import ArrayLike
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import FeedbackError
+from sortition.core.guard_settings import Guard
 from sortition.core.state import array, number
 from sortition.core.types import BoolArray, FloatArray
 from sortition.core.validation import norms_of, one_of
 from sortition.engine.fixed import Dense
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 

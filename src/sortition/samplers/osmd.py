@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
+from sortition.core.guard_settings import Guard
 from sortition.core.rates import doubling_epoch, expert_rates, meta_rate, num_experts
 from sortition.core.types import FloatArray
 from sortition.core.validation import fraction, one_of, positive_number, whole_number
 from sortition.engine.osmd_experts import OSMDExperts
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.feedback_bound import FeedbackBound
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 

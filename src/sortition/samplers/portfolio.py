@@ -12,6 +12,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import ConfigurationError
 from sortition.core.experts import log_expert_losses, normalise_log_weights, reweigh_experts
+from sortition.core.guard_settings import Guard
 from sortition.core.rates import initial_expert_weights
 from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
@@ -19,7 +20,6 @@ from sortition.core.validation import positive_number
 from sortition.engine.drawing import Distribution
 from sortition.engine.mixture import LARGEST_LOG_WEIGHT, VANISHING
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 CAUTION = 0.2

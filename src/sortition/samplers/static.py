@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
+from sortition.core.guard_settings import Guard
 from sortition.core.types import FloatArray
 from sortition.core.validation import distribution, require_support
 from sortition.engine.clients import Roster
 from sortition.engine.fixed import Prior
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import Guard
 from sortition.samplers.privacy import NormPrivacy
 
 

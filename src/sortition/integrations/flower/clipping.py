@@ -9,10 +9,11 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError
+from sortition.core.guard_settings import Guard
 from sortition.core.protocols import Sampler
 from sortition.core.state import part
 from sortition.core.types import FloatArray
-from sortition.samplers.guard import Guard, GuardState
+from sortition.samplers.guard import GuardState
 
 MOST_EXCESS = 100.0
 """An update that is longer than this many times the bound has diverged: it is refused, and not clipped."""

@@ -21,6 +21,9 @@ from sortition.lab.training import check_problem
 from sortition.ledger import RunRecord, read_run
 
 ROUNDS = 200
+NO_PILOTS = (
+    "Training does not lower the loss in so few rounds, or diverges with some draws: pilots say nothing."
+)
 
 
 @named_keywords
@@ -92,7 +95,7 @@ def diagnose(
             seed=seed,
             tick=tick,
         )
-        notes = () if trained else ("Training does not lower the loss in so few rounds: pilots say nothing.",)
+        notes = () if trained else (NO_PILOTS,)
         noise = replace(noise, pilots=trained, notes=(*noise.notes, *notes))
     return Diagnosis(f"{type(source).__name__}, {num_rounds} rounds at step {step_size:g}", noise)
 

@@ -52,12 +52,13 @@ def train_pilots(
 ) -> dict[str, Pilot]:
     """Find each choice's step, and its rounds over those of uniform sampling.
 
-    Nothing, if training with uniform sampling does not lower the loss at any step.
+    Nothing, if training with uniform sampling does not lower the loss at any step, or diverges with one of
+    the draws at the best: then there is no target.
     """
     trainings = Trainings(problem, cohort_size, num_rounds, seed, tick)
     with np.errstate(all="ignore"):
         steps = trainings.best_steps(choices, step_size, range(SEARCHES))
-        if not trainings.final_loss(steps[UNIFORM], range(SEARCHES)) < trainings.first_loss:
+        if not trainings.final_loss(steps[UNIFORM], range(SEARCHES + REPEATS)) < trainings.first_loss:
             return {}
         return trainings.pilots(steps, range(SEARCHES, SEARCHES + REPEATS))
 
