@@ -243,7 +243,7 @@ def test_a_run_without_evaluation_has_its_training_metrics(tmp_path):
 
 def test_the_example_in_the_docs(tmp_path):
     """The lines of docs/reference/metrics.md as they are there."""
-    page = (Path(__file__).parents[3] / "docs" / "flower.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
     (example,) = (part for part in page.split("```python\n") if part.startswith("def on_round"))
     strategy = AdaptiveSampling(FedAvg(), cohort_size=4, evaluate_cohort_size=3)
     names = {"strategy": strategy, "grid": federation(clients()), "arrays": model(0.0, 1.0), "np": np}
