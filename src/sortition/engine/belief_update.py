@@ -37,7 +37,7 @@ from sortition.core.beliefs import (
 )
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine.expert_trees import ExpertArrays
-from sortition.engine.mixture import mixed_ratio
+from sortition.engine.norm_window import place_of
 
 PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
 PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
@@ -247,12 +247,16 @@ def learn(
     sweep: float,
     ratios: FloatArray,
     experts: Fields,
-    limited: FloatArray,
+    clients: IntArray,
+    scale: float,
+    from_prior: float,
+    outliers: IntArray,
+    of_outliers: FloatArray,
 ) -> tuple[FloatArray, bool]:
     """``Beliefs.learn``: the clients' new logarithms, and whether those never drawn have moved.
 
     ``masses`` are those of the prior, ``center`` is what their logarithms are relative to in c, and ``sweep``
-    is K / M. ``limited`` is what the guard leaves of q, if it changes anything.
+    is K / M. The last four are the ``Limit`` of q, by the guard.
     """
     people = people_array[0]
     log_masses = np.log(masses)
@@ -269,14 +273,14 @@ def learn(
     if something:
         log_weights, scales, bases = ExpertArrays(*experts)
         prior, theta = masses / total_mass, np.exp(log_weights)
-        p, q = np.empty(x.size), np.empty(x.size)
+        q = np.empty(x.size)
         for i in range(x.size):
-            p[i] = prior[i] * mixed_ratio(ratios, theta, scales, bases, slots[i])
             y = ratios[slots[i], 1]
-            q[i] = prior[i] * (scales[1] * y if y > 0.0 else bases[1])
-        if limited.size:
-            q = limited
-            p = theta[0] * prior + theta[1] * q
+            q[i] = prior[i] * (scale * (scales[1] * y if y > 0.0 else bases[1]) + from_prior)
+            place = place_of(outliers, clients[i])
+            if place >= 0:
+                q[i] = of_outliers[place]
+        p = theta[0] * prior + theta[1] * q
         _weigh_prior(people, weights, log_feedback, p, q, prior, sweep)
     for i in range(x.size):
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)

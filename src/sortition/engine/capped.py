@@ -40,39 +40,35 @@ class Limit(NamedTuple):
     clients: IntArray
     learnt: FloatArray
     """q' of the clients."""
-    prior: FloatArray
-    """Their prior; empty if there is none apart from what was learnt."""
-    hints: IntArray
-    """For the look-up of the clients."""
+
+
+NO_LIMIT = Limit(1.0, 0.0, np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
 def limit(
     distribution: Distribution, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
-) -> Limit | None:
-    """What becomes of q if ``clients`` (ascending) may have ``share`` of it; None if they have no more.
+) -> Limit:
+    """What becomes of q if ``clients`` (ascending) may have ``share`` of it; NO_LIMIT if they have no more.
 
     ``weights`` are those of the clients; ``hints`` make their look-up quicker: see ``look_up_learnt``.
     """
     q = distribution.look_up_learnt(clients, hints)
-    held = float(q.sum())
+    held, learnt = _scaled_and_levelled(q, weights, share)
     if held <= share:
-        return None
-    left = 1.0 - held
-    if left < LEAST_LEFT:
-        left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)
+        return NO_LIMIT
+    if held <= 1.0 - LEAST_LEFT:
+        return Limit((1.0 - share) / (1.0 - held), 0.0, clients, learnt)
+    left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)
     scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
     if distribution.prior_share is None:
         if left <= VANISHING:
-            return None  # nobody could have the rest
-        learnt = levelled(np.minimum(scale * q, 1.0), weights, share)
-        return Limit(scale, 0.0, clients, learnt, np.zeros(0), hints)
-    own = distribution.look_up_prior(clients)
+            return NO_LIMIT  # nobody could have the rest
+        return Limit(scale, 0.0, clients, levelled(np.minimum(scale * q, 1.0), weights, share))
     if scale > LARGEST_SCALE:
         scale, prior = LARGEST_SCALE, distribution.with_prior_share(1.0, 0.0)
         from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)
-    return Limit(
-        scale, from_prior, clients, levelled(scale * q + from_prior * own, weights, share), own, hints
-    )
+    q = scale * q + from_prior * distribution.look_up_prior(clients)
+    return Limit(scale, from_prior, clients, levelled(q, weights, share))
 
 
 def limited(
@@ -87,7 +83,7 @@ def limited(
     array([0.3, 0.3, 0.2, 0.2])
     """
     found = limit(distribution, clients, weights, share, hints)
-    return distribution if found is None else Capped(distribution, found, distribution.prior_share or 0.0)
+    return distribution if found is NO_LIMIT else Capped(distribution, found, hints)
 
 
 @njit(cache=True)
@@ -115,19 +111,29 @@ def levelled(q: FloatArray, weights: FloatArray, share: float) -> FloatArray:
     return np.minimum(q, level * weights)
 
 
-class Capped(Distribution):
-    r""":math:`p' = a\,\pi + (1-a)\,q'` of a distribution, with the ``limit`` of q and a = ``prior_share``."""
+@njit(cache=True)
+def _scaled_and_levelled(q: FloatArray, weights: FloatArray, share: float) -> tuple[float, FloatArray]:
+    """What the clients hold of ``q``, and q' of them, if they hold more than ``share`` and leave enough."""
+    held = q.sum()
+    if held <= share or held > 1.0 - LEAST_LEFT:
+        return held, q
+    return held, levelled(q * ((1.0 - share) / (1.0 - held)), weights, share)
 
-    def __init__(self, distribution: Distribution, limit: Limit, prior_share: float) -> None:
-        a = prior_share
+
+class Capped(Distribution):
+    r""":math:`p' = a\,\pi + (1-a)\,q'` of a distribution, with the ``limit`` of q."""
+
+    def __init__(self, distribution: Distribution, limit: Limit, hints: IntArray) -> None:
+        a = distribution.prior_share
+        self._clients, self._hints = limit.clients, hints
+        self._generator: np.random.Generator | None = None
+        if a is None:
+            self.scale, self._inner, self._probabilities = limit.scale, distribution, limit.learnt
+            return
         of_prior, of_learnt = a + (1.0 - a) * limit.from_prior, (1.0 - a) * limit.scale
         self.scale = of_prior + of_learnt
         self._inner = distribution.with_prior_share(of_prior / self.scale, of_learnt / self.scale)
-        self._clients, self._hints = limit.clients, limit.hints
-        self._probabilities = (1.0 - a) * limit.learnt
-        if limit.prior.size:
-            self._probabilities += a * limit.prior
-        self._generator: np.random.Generator | None = None
+        self._probabilities = a * distribution.look_up_prior(limit.clients) + (1.0 - a) * limit.learnt
 
     def with_generator(self, generator: np.random.Generator) -> Capped:
         """This distribution, ready to draw: rejected draws are repeated with ``generator``."""

@@ -154,10 +154,13 @@ def refresh(tree_fields: Fields, slots: IntArray) -> None:
 
 
 @njit(cache=True)
-def set_apart(tree_fields: Fields, before: IntArray, slots: IntArray) -> None:
-    """Set ``slots`` apart, instead of those ``before``."""
+def set_apart(tree_fields: Fields, before: IntArray, slots: IntArray) -> bool:
+    """Set ``slots`` apart, instead of those ``before``; False, and nothing has changed, where one is -1."""
     trees = ExpertTrees(*tree_fields)
     masses, others = trees.masses, trees.other_masses
+    for slot in slots:
+        if slot < 0:
+            return False
     changed, count = np.empty(before.size + slots.size, dtype=np.int64), 0
     for slot in slots:
         if others[slot] != 0.0:
@@ -170,6 +173,7 @@ def set_apart(tree_fields: Fields, before: IntArray, slots: IntArray) -> None:
     for slot in slots:
         others[slot] = 0.0
     refresh(tree_fields, changed[:count])
+    return True
 
 
 @njit(cache=True)

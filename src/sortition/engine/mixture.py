@@ -228,17 +228,18 @@ class SlotTrees:
         self._set(expert_trees.trees_over(clients, masses, ratios))
 
     def _set(self, trees: ExpertTrees) -> None:
-        self.trees = trees
+        self.trees, self.others = trees, expert_trees.of_others(trees)
         self.fields: Fields = tuple(trees)
+        self.other_fields: Fields = tuple(self.others)
 
-    def set_apart(self, slots: IntArray) -> ExpertTrees:
-        """The trees of everybody else; ``slots`` stay set apart until others are."""
+    def set_apart(self, slots: IntArray) -> bool:
+        """Sum up ``others`` without ``slots``, until others are set apart; False where one is -1."""
         if not self.trees.other_masses.size:
             self._set(expert_trees.ready_to_set_apart(self.trees))
-        if not np.array_equal(self.apart, slots):
-            expert_trees.set_apart(self.fields, self.apart, slots)
+        done = bool(expert_trees.set_apart(self.fields, self.apart, slots))
+        if done:
             self.apart = slots.copy()
-        return expert_trees.of_others(self.trees)
+        return done
 
 
 class ExpertMixture(Distribution):
@@ -298,16 +299,16 @@ class ExpertMixture(Distribution):
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end."""
-        prior, places, trees, experts, _ = self._fields()
-        own = tuple(self._unseen_own.arrays)
-        return ProbabilityLine(prior, places, trees, experts, self._unseen.in_block, own)
+        return self._line(self._tree_fields)
 
     def line_without(self, clients: IntArray, hints: IntArray) -> ProbabilityLine | None:
-        """The same without ``clients``, which must have been seen."""
-        slots = hints if (hints >= 0).all() else self.slots_of(clients)
-        if not len(slots) or (slots < 0).any():
-            return None
-        return self.line()._replace(trees=tuple(self._slots.set_apart(slots)))
+        """The same without ``clients``, which must have been seen, and have these slots."""
+        return self._line(self._slots.other_fields) if self._slots.set_apart(hints) else None
+
+    def _line(self, trees: Fields) -> ProbabilityLine:
+        prior, places, _, experts, _ = self._fields()
+        own = tuple(self._unseen_own.arrays)
+        return ProbabilityLine(prior, places, trees, experts, self._unseen.in_block, own)
 
     def everybody(self) -> FloatArray:
         """The mixed probabilities of all ids: the one call whose cost grows with their number."""
@@ -365,8 +366,9 @@ class ExpertMixture(Distribution):
         own_mass = self._unseen.own_mass
         if len(own):
             own_tree.set(own, own_masses)
-        others = self._slots.set_apart(slots[slots >= 0])
-        root, (log_weights, scales, bases) = others.nodes[-1], self.experts
+        self._slots.set_apart(slots[slots >= 0])
+        others, (log_weights, scales, bases) = self._slots.others, self.experts
+        root = others.nodes[-1]
         in_base = others.totals[-1] - root[expert_trees.MASS] + in_block + own_mass
         left = np.exp(log_weights) @ (scales * root[expert_trees.SUM] + bases * in_base)
         return float(left) / self.roster.total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -185,9 +184,9 @@ class ReweightedPrior(LogRatioMixture):
 
     def with_prior_share(self, share: float, rest: float) -> ReweightedPrior:
         """This mixture, as it is now, with other shares, of the prior and of the rest."""
-        other = copy.copy(self)
-        with np.errstate(divide="ignore"):
-            log_weights = np.log([share, rest])
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        log_weights = np.array([math.log(part) if part > 0.0 else -math.inf for part in (share, rest)])
         other._set_experts(log_weights, self.experts.scales, self.experts.bases)
         return other
 

@@ -19,6 +19,7 @@ from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
 from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, learn, miss
+from sortition.engine.capped import NO_LIMIT
 from sortition.engine.clients import Roster
 from sortition.engine.reweighted import ReweightedPrior
 from sortition.samplers.base import BaseSampler
@@ -26,7 +27,6 @@ from sortition.samplers.privacy import NormPrivacy
 
 GUARD = Guard()
 """The guard of the default sampler unless told otherwise."""
-NOTHING = np.zeros(0)
 
 
 class EmpiricalBayesSampler(BaseSampler):
@@ -103,10 +103,8 @@ class EmpiricalBayesSampler(BaseSampler):
         self._newcomers = False  # since those never drawn followed last
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        limited = NOTHING
-        if self._guard is not None:
-            learnt = self._guard.limited_learnt(self._distribution, self._weights)
-            limited = NOTHING if learnt is None else learnt.look_up(cohort.clients)
+        guard = self._guard
+        limit = NO_LIMIT if guard is None else guard.limit(self._distribution, self._weights)
         slots, masses = self._see(cohort.clients), self._roster.masses(cohort.clients)
         logs, moved = learn(
             self._people,
@@ -121,7 +119,8 @@ class EmpiricalBayesSampler(BaseSampler):
             self._cohort_size / self._roster.count,
             self._reweighted.trees.ratios,
             self._reweighted.expert_fields,
-            limited,
+            cohort.clients,
+            *limit,
         )
         self._take(slots, logs, moved)
 

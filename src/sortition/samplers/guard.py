@@ -29,7 +29,7 @@ from sortition.core.guard_settings import LARGEST_LOG, Guard, Hits, Suspect, hit
 from sortition.core.state import array, check, count
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine import norm_window
-from sortition.engine.capped import Capped, Limit, limit
+from sortition.engine.capped import NO_LIMIT, Capped, Limit, limit
 from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
 from sortition.engine.norm_window import (
@@ -83,7 +83,7 @@ class GuardState:
         self._counts = np.zeros(0, dtype=np.int64)  # how many these are
         self._hints = np.zeros(0, dtype=np.int64)  # for their look-up
         self._hinted: Distribution | None = None  # in this distribution
-        self._weighed: tuple[PriorMasses, IntArray, FloatArray, float, IntArray] | None = None
+        self._weighed: tuple[PriorMasses, IntArray, IntArray, FloatArray, float] | None = None
         self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
         self._begun = False
@@ -121,11 +121,13 @@ class GuardState:
         enough, they are judged; if lies were among them, all are learnt again, clipped.
         """
         anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
-        before, self._weighed = self._outliers, None
+        before = self._outliers
         if anybody or len(before):
             self._outliers, self._means, self._counts, self._hints = norm_window.note_outliers(
                 *self._window, cohort.clients, norms, before, self._means, self._counts, self._hints
             )
+        if self._outliers is not before:
+            self._weighed = None
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
         self._first.append((cohort, norms.copy()))
@@ -143,7 +145,7 @@ class GuardState:
         """
         outlier, clip, _ = self._bounds.tolist()
         outlier, clip = math.exp(min(outlier, LARGEST_LOG)), math.exp(min(clip, LARGEST_LOG))
-        if norms.max() <= clip and clients.max() < self._initial_clients:
+        if norm_window.all_below(clients, self._initial_clients, norms, clip):
             return norms
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
@@ -166,31 +168,33 @@ class GuardState:
 
     def limited(self, distribution: Distribution, client_weights: Roster) -> Distribution:
         """``distribution`` with no more for the outliers than their share; itself, if they hold no more."""
-        found = self._limit(distribution, client_weights)
-        return distribution if found is None else Capped(distribution, found, distribution.prior_share or 0.0)
+        found, hints = self._limit(distribution, client_weights)
+        return distribution if found is NO_LIMIT else Capped(distribution, found, hints)
 
-    def limited_learnt(self, distribution: Distribution, client_weights: Roster) -> Distribution | None:
-        """What is left of what was learnt, without the prior's share; None if the outliers hold no more."""
-        found = self._limit(distribution, client_weights)
-        return None if found is None else Capped(distribution, found, 0.0)
+    def limit(self, distribution: Distribution, client_weights: Roster) -> Limit:
+        """What is left of what was learnt."""
+        return self._limit(distribution, client_weights)[0]
 
-    def _limit(self, distribution: Distribution, client_weights: Roster) -> Limit | None:
+    def _limit(self, distribution: Distribution, client_weights: Roster) -> tuple[Limit, IntArray]:
         if not len(self._outliers):
-            return None
+            return NO_LIMIT, self._hints
         if distribution is not self._hinted:
             self._hints, self._hinted, self._weighed = np.full(len(self._outliers), -1), distribution, None
         if self._weighed is None or self._weighed[0] is not client_weights.arrays:
             self._weighed = (client_weights.arrays, *self._weigh_outliers(client_weights))
-        _, outliers, weights, share, hints = self._weighed
-        return limit(distribution, outliers, weights, share, hints) if 0.0 < share < 1.0 else None
+        _, outliers, hints, weights, weight = self._weighed
+        share = self.largest_share(weight)
+        if not 0.0 < share < 1.0:
+            return NO_LIMIT, hints
+        return limit(distribution, outliers, weights, share, hints), hints
 
-    def _weigh_outliers(self, client_weights: Roster) -> tuple[IntArray, FloatArray, float, IntArray]:
-        """The outliers with a weight, their weights, their share, and hints for their look-up."""
+    def _weigh_outliers(self, client_weights: Roster) -> tuple[IntArray, IntArray, FloatArray, float]:
+        """The outliers with a weight, hints for their look-up, their weights, and the sum of these."""
         outliers, hints, weights = self._outliers, self._hints, client_weights.shares(self._outliers)
         if not weights.all():  # nothing is learnt of clients without a weight
             counting = weights > 0.0
             outliers, hints, weights = outliers[counting], hints[counting], weights[counting]
-        return outliers, weights, self.largest_share(float(weights.sum())), hints
+        return outliers, hints, weights, float(weights.sum())
 
     def largest_share(self, weight: float) -> float:
         """S(c): what outliers of this client weight may hold of what was learnt."""
