@@ -649,10 +649,9 @@ def test_a_border_at_a_whole_number_is_no_obstacle() -> None:
     mixture = ReweightedPrior(Roster(12, None), share=0.1)
     order = np.array([0, 5, 8, 9, 1, 6, 4, 3, 2, 7, 11, 10])  # the last on the line are listed
     mixture.reweight(order, np.log(np.arange(1.0, 13.0)))
-    inner = mixture.everybody()
-    line = mixture.line()._replace(
-        scale=float(0.5 / inner[:8].sum()), listed=listed, listed_probabilities=np.full(4, 0.125)
-    )
+    learnt = (mixture.everybody() - 0.1 / 12) / 0.9
+    scale = float((0.5 - 0.1 * 8 / 12) / (0.9 * learnt[:8].sum()))
+    line = mixture.line()._replace(limit=(scale, 0.0, listed, np.full(4, (0.125 - 0.1 / 12) / 0.9)))
     generator = np.random.default_rng(0)
     drawn = [draw_fixed_size(generator.random((4, 2)), *line)[0] for _ in range(2000)]
     assert all(drawn)

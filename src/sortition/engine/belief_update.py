@@ -36,8 +36,10 @@ from sortition.core.beliefs import (
     Population,
 )
 from sortition.core.types import Fields, FloatArray, IntArray
+from sortition.engine.clients import masses_of, named_prior
 from sortition.engine.expert_trees import ExpertArrays
 from sortition.engine.norm_window import place_of
+from sortition.engine.reweighted import learnt_shares, limit_outliers
 
 PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
 PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
@@ -238,28 +240,29 @@ def learn(
     people_array: Any,
     seen: Any,
     slots: IntArray,
+    clients: IntArray,
     weights: FloatArray,
     log_feedback: FloatArray,
-    masses: FloatArray,
-    total_mass: float,
+    prior_fields: Fields,
     center: float,
     sizes_differ: bool,
     sweep: float,
+    places: Fields,
     ratios: FloatArray,
     experts: Fields,
-    clients: IntArray,
-    scale: float,
-    from_prior: float,
     outliers: IntArray,
-    of_outliers: FloatArray,
+    outlier_weights: FloatArray,
+    outlier_share: float,
+    hints: IntArray,
 ) -> tuple[FloatArray, bool]:
     """``Beliefs.learn``: the clients' new logarithms, and whether those never drawn have moved.
 
-    ``masses`` are those of the prior, ``center`` is what their logarithms are relative to in c, and ``sweep``
-    is K / M. The last four are the ``Limit`` of q, by the guard.
+    ``center`` is what the logarithms of prior masses are relative to in c, and ``sweep`` is K / M. With a
+    guard, ``outliers`` may hold ``outlier_share`` of q; ``hints`` are their slots, or -1.
     """
-    people = people_array[0]
-    log_masses = np.log(masses)
+    people, prior = people_array[0], named_prior(prior_fields)
+    masses = masses_of(prior, clients)
+    own, log_masses = masses / prior.total, np.log(masses)
     people.drawn += slots.size
     people.replied += slots.size
     for i in range(slots.size):
@@ -271,17 +274,18 @@ def learn(
             return _logs(people, seen, slots), _strangers_moved(people, sizes_differ, False)
         people.level = np.median(x[x > -np.inf])
     if something:
-        log_weights, scales, bases = ExpertArrays(*experts)
-        prior, theta = masses / total_mass, np.exp(log_weights)
-        q = np.empty(x.size)
-        for i in range(x.size):
-            y = ratios[slots[i], 1]
-            q[i] = prior[i] * (scale * (scales[1] * y if y > 0.0 else bases[1]) + from_prior)
-            place = place_of(outliers, clients[i])
-            if place >= 0:
-                q[i] = of_outliers[place]
-        p = theta[0] * prior + theta[1] * q
-        _weigh_prior(people, weights, log_feedback, p, q, prior, sweep)
+        q, share = learnt_shares(own, slots, ratios, experts), np.exp(ExpertArrays(*experts).log_weights[1])
+        if outliers.size:
+            _, scale, from_prior, of_outliers = limit_outliers(
+                outliers, outlier_weights, outlier_share, hints, prior_fields, places, ratios, experts
+            )
+            q = scale * q + from_prior * own
+            for i in range(clients.size):
+                place = place_of(outliers, clients[i])
+                if place >= 0:
+                    q[i] = of_outliers[place]
+        p = share * own + (1.0 - share) * q
+        _weigh_prior(people, weights, log_feedback, p, q, own, sweep)
     for i in range(x.size):
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
     if something:  # zeros alone say nothing about the level

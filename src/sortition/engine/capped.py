@@ -1,48 +1,15 @@
-r"""A distribution of which some clients together hold a share at most; the others keep their proportions.
-
-Let p be learnt, or a mixture :math:`p = a\,\pi + (1-a)\,q` of the prior with what was learnt. Of q, the
-clients may hold the share S. If they hold more, all others are scaled up, and the clients are cut down to one
-level L above their weights w:
-
-.. math:: q'_m = \begin{cases} \min(L\,w_m,\; s\,q_m) & \text{of the clients} \\ s\,q_m & \text{otherwise}
-          \end{cases}, \qquad s = \frac{1-S}{\sum_{\text{others}} q_m}, \qquad p' = a\,\pi + (1-a)\,q'
-
-with the L for which the clients sum to S. That is the mixture with another share of the prior, times one
-scale, except for the clients: :math:`p' = \sigma\,(b\,\pi + (1-b)\,q)`, :math:`\sigma = a + (1-a)\,s`,
-:math:`b = a / \sigma`. Where the others hold next to nothing of q, s is ``LARGEST_SCALE``, and what is
-missing comes from the prior.
-"""
+"""A distribution of which some clients together hold a share at most; the others keep their proportions."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
-from numba import njit
 
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.drawing import LEAST_LEFT, Distribution
+from sortition.engine.limit import LARGEST_SCALE, NO_LIMIT, VANISHING, Limit, levelled
 from sortition.engine.pivotal import ProbabilityLine, line_of_vector
-
-VANISHING = 1e-290
-"""If the others hold no more than this, their proportions are lost."""
-LARGEST_SCALE = 1000.0
-"""Beyond this scale hardly a draw is kept, and rounding counts: draw from the vector of all probabilities."""
-
-
-class Limit(NamedTuple):
-    """q' of a distribution: see above."""
-
-    scale: float
-    """s"""
-    from_prior: float
-    """What everybody has of the prior, where the others hold next to nothing of q."""
-    clients: IntArray
-    learnt: FloatArray
-    """q' of the clients."""
-
-
-NO_LIMIT = Limit(1.0, 0.0, np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
 def limit(
@@ -52,13 +19,13 @@ def limit(
 
     ``weights`` are those of the clients; ``hints`` make their look-up quicker: see ``look_up_learnt``.
     """
-    q = distribution.look_up_learnt(clients, hints)
-    held, learnt = _scaled_and_levelled(q, weights, share)
+    held, scale, from_prior, learnt = distribution.limit_learnt(clients, weights, share, hints)
     if held <= share:
         return NO_LIMIT
     if held <= 1.0 - LEAST_LEFT:
-        return Limit((1.0 - share) / (1.0 - held), 0.0, clients, learnt)
-    left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)
+        return Limit(scale, from_prior, clients, learnt)
+    q = distribution.look_up_learnt(clients, hints)
+    left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)  # a difference from one would cancel
     scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
     if distribution.prior_share is None:
         if left <= VANISHING:
@@ -86,54 +53,32 @@ def limited(
     return distribution if found is NO_LIMIT else Capped(distribution, found, hints)
 
 
-@njit(cache=True)
-def levelled(q: FloatArray, weights: FloatArray, share: float) -> FloatArray:
-    """``q`` with the highest ratios to ``weights`` cut down to one level, so that ``share`` is the sum.
-
-    ``share`` must be at most the sum of ``q``, and the weights above 0. The level only rises: who is below it
-    once keeps what it has.
-
-    >>> levelled(np.array([0.4, 0.4, 0.1]), np.array([0.2, 0.4, 0.2]), 0.6)
-    array([0.16666667, 0.33333333, 0.1       ])
-    """
-    level, cut_before = 0.0, q.size + 1
-    while True:
-        kept, weight, cut = 0.0, 0.0, 0
-        for i in range(q.size):
-            if q[i] < level * weights[i]:
-                kept += q[i]
-            else:
-                weight += weights[i]
-                cut += 1
-        if cut == 0 or cut == cut_before:
-            break
-        level, cut_before = max(level, (share - kept) / weight), cut
-    return np.minimum(q, level * weights)
-
-
-@njit(cache=True)
-def _scaled_and_levelled(q: FloatArray, weights: FloatArray, share: float) -> tuple[float, FloatArray]:
-    """What the clients hold of ``q``, and q' of them, if they hold more than ``share`` and leave enough."""
-    held = q.sum()
-    if held <= share or held > 1.0 - LEAST_LEFT:
-        return held, q
-    return held, levelled(q * ((1.0 - share) / (1.0 - held)), weights, share)
-
-
 class Capped(Distribution):
     r""":math:`p' = a\,\pi + (1-a)\,q'` of a distribution, with the ``limit`` of q."""
 
     def __init__(self, distribution: Distribution, limit: Limit, hints: IntArray) -> None:
-        a = distribution.prior_share
-        self._clients, self._hints = limit.clients, hints
+        self._distribution, self._limit, self._hints = distribution, limit, hints
+        a = distribution.prior_share or 0.0
+        self._of_prior, self._of_learnt = a + (1.0 - a) * limit.from_prior, (1.0 - a) * limit.scale
+        self.scale = self._of_prior + self._of_learnt
         self._generator: np.random.Generator | None = None
+
+    @property
+    def _clients(self) -> IntArray:
+        return self._limit.clients
+
+    @cached_property
+    def _inner(self) -> Distribution:
+        """The mixture that is p' over the scale, except for the clients."""
+        return self._distribution.with_prior_share(self._of_prior / self.scale, self._of_learnt / self.scale)
+
+    @cached_property
+    def _probabilities(self) -> FloatArray:
+        """p' of the clients."""
+        a, learnt = self._distribution.prior_share, self._limit.learnt
         if a is None:
-            self.scale, self._inner, self._probabilities = limit.scale, distribution, limit.learnt
-            return
-        of_prior, of_learnt = a + (1.0 - a) * limit.from_prior, (1.0 - a) * limit.scale
-        self.scale = of_prior + of_learnt
-        self._inner = distribution.with_prior_share(of_prior / self.scale, of_learnt / self.scale)
-        self._probabilities = a * distribution.look_up_prior(limit.clients) + (1.0 - a) * limit.learnt
+            return learnt
+        return a * self._distribution.look_up_prior(self._clients) + (1.0 - a) * learnt
 
     def with_generator(self, generator: np.random.Generator) -> Capped:
         """This distribution, ready to draw: rejected draws are repeated with ``generator``."""
@@ -165,17 +110,12 @@ class Capped(Distribution):
         return self._lowered(clients, self._inner.look_up(clients))
 
     def line(self) -> ProbabilityLine:
-        """All probabilities, laid end to end: those of ``inner``, scaled, except for the clients."""
+        """All probabilities, laid end to end."""
         if self.scale > LARGEST_SCALE:
             return line_of_vector(self.everybody())
-        without = self._inner.line_without(self._clients, self._hints)
-        line = self._inner.line() if without is None else without
-        return line._replace(
-            scale=self.scale,
-            listed=self._clients,
-            listed_probabilities=self._probabilities,
-            listed_are_out=without is not None,
-        )
+        without = self._distribution.line_without(self._clients, self._hints)
+        line = self._distribution.line() if without is None else without
+        return line._replace(limit=tuple(self._limit), listed_are_out=without is not None)
 
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""

@@ -166,6 +166,15 @@ def mass_of(prior: PriorMasses, client: int) -> float:
 
 
 @njit(cache=True)
+def masses_of(prior: PriorMasses, clients: IntArray) -> FloatArray:
+    """The prior masses of ``clients``, which are there."""
+    result = np.empty(clients.size)
+    for i in range(clients.size):
+        result[i] = mass_of(prior, clients[i])
+    return result
+
+
+@njit(cache=True)
 def all_replied(norms: FloatArray) -> bool:
     """Whether all norms are finite and not negative: none is wrong, and none is nan, for no reply."""
     for norm in norms:  # noqa: SIM110 - numba has no generator expressions

@@ -18,6 +18,7 @@ from sortition.core.designs import (
     weigh_without_replacement,
 )
 from sortition.core.types import FloatArray, IntArray
+from sortition.engine.limit import limit_learnt
 from sortition.engine.pivotal import ProbabilityLine, draw_fixed_size, line_of_vector
 
 DENSE_CLIENTS = 64
@@ -50,6 +51,14 @@ class Distribution(Protocol):
         ``hints`` are -1 when this distribution is first asked for a client, and make the next time quicker.
         """
         return self.look_up(clients)
+
+    def limit_learnt(
+        self, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
+    ) -> tuple[float, float, float, FloatArray]:
+        """What ``clients`` hold of what was learnt, and what a ``share`` leaves: ``limit.limit_learnt``."""
+        q, own = self.look_up_learnt(clients, hints), self.look_up_prior(clients)
+        found: tuple[float, float, float, FloatArray] = limit_learnt(q, own, weights, share)
+        return found
 
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""

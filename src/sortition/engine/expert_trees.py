@@ -9,10 +9,11 @@ Some clients can be *set apart*: there are second sums without them, which nothi
 
 Each node holds the sum of :math:`w_m` over all clients below it. For every expert it holds the sum of
 :math:`w_m y_{e,m}`, the sum of :math:`w_m` and the least :math:`y_{e,m}` over the raised clients below it,
-and the most :math:`y_{e,m}` that is kept for clients of the base.
+and the most :math:`y_{e,m}` that is kept for clients of the base. The last experts may have no column: all
+clients belong to their base.
 
-The experts lie side by side in memory, so that one visit serves them all. As in ``sumtree``, nodes are always
-recomputed from their children.
+The experts lie side by side in memory, so that one visit serves them all, and what a draw does not need lies
+apart. As in ``sumtree``, nodes are always recomputed from their children.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class ExpertTrees(NamedTuple):
     totals: FloatArray
     """The prior mass below each node."""
     nodes: FloatArray
-    """Statistics of all nodes, from the lowest level to the root: node, statistic, expert."""
+    """Sums of all nodes, from the lowest level to the root: node, SUM or MASS, expert."""
+    extremes: FloatArray
+    """The same with LEAST or MOST."""
     starts: IntArray
     """Where each level of nodes begins; the last entry counts the nodes."""
     other_masses: FloatArray
@@ -50,9 +53,9 @@ class ExpertTrees(NamedTuple):
 def trees_over(clients: IntArray, masses: FloatArray, ratios: FloatArray) -> ExpertTrees:
     """The trees above these slots; nobody is set apart."""
     starts, experts = level_starts(max(len(clients), 1)), ratios.shape[1]
-    nodes = np.zeros((starts[-1], STATISTICS, experts))
-    nobody = (np.zeros(0), np.zeros(0), np.zeros((0, STATISTICS, experts)))
-    trees = ExpertTrees(clients, masses, ratios, np.zeros(starts[-1]), nodes, starts, *nobody)
+    nodes, extremes = np.zeros((2, starts[-1], 2, experts))
+    nobody = (np.zeros(0), np.zeros(0), np.zeros((0, 2, experts)))
+    trees = ExpertTrees(clients, masses, ratios, np.zeros(starts[-1]), nodes, extremes, starts, *nobody)
     rebuild(trees)
     return trees
 
@@ -80,12 +83,12 @@ class ExpertArrays(NamedTuple):
     """r_e,0: the ratio of all other clients."""
 
 
-SUM, MASS, LEAST, MOST = 0, 1, 2, 3
-STATISTICS = 4
+SUM, MASS = 0, 1
+LEAST, MOST = 0, 1
 
 
 @njit(cache=True)
-def recompute(
+def _add_up(
     masses: FloatArray,
     ratios: FloatArray,
     totals: FloatArray,
@@ -94,7 +97,7 @@ def recompute(
     level: int,
     position: int,
 ) -> None:
-    """Recompute one node from its children."""
+    """Recompute the sums of one node from its children."""
     node, first, end = starts[level] + position, FAN * position, masses.size
     if level > 0:
         first, end = starts[level - 1] + first, starts[level]
@@ -104,53 +107,76 @@ def recompute(
         total += totals[child] if level > 0 else masses[child]
     totals[node] = total
     for e in range(ratios.shape[1]):  # sums are plain numbers: to add to an array takes longer
-        weighed, raised_mass, least, most = 0.0, 0.0, np.inf, 0.0
+        weighed, raised_mass = 0.0, 0.0
         if level > 0:
             for child in range(first, end):
                 weighed += nodes[child, SUM, e]
                 raised_mass += nodes[child, MASS, e]
-                least = min(least, nodes[child, LEAST, e])
-                most = max(most, nodes[child, MOST, e])
         else:
             for slot in range(first, end):
                 y = ratios[slot, e]
-                raised = y > 0.0
-                weighed += masses[slot] * y if raised else 0.0
-                raised_mass += masses[slot] if raised else 0.0
-                least = min(least, y if raised else np.inf)
-                most = max(most, -y)
+                weighed += masses[slot] * y if y > 0.0 else 0.0
+                raised_mass += masses[slot] if y > 0.0 else 0.0
         nodes[node, SUM, e], nodes[node, MASS, e] = weighed, raised_mass
-        nodes[node, LEAST, e], nodes[node, MOST, e] = least, most
 
 
 @njit(cache=True)
-def rebuild(trees: ExpertTrees) -> None:
-    """Recompute every node, the lowest level first: one pass over all slots. Nobody is set apart."""
-    _, masses, ratios, totals, nodes, starts, _, _, _ = trees
+def _find_extremes(
+    ratios: FloatArray, extremes: FloatArray, starts: IntArray, level: int, position: int
+) -> None:
+    """Recompute the least and the most of one node from its children."""
+    node, first, end = starts[level] + position, FAN * position, ratios.shape[0]
+    if level > 0:
+        first, end = starts[level - 1] + first, starts[level]
+    end = min(first + FAN, end)
+    for e in range(ratios.shape[1]):
+        least, most = np.inf, 0.0
+        if level > 0:
+            for child in range(first, end):
+                least = min(least, extremes[child, LEAST, e])
+                most = max(most, extremes[child, MOST, e])
+        else:
+            for slot in range(first, end):
+                y = ratios[slot, e]
+                least = min(least, y if y > 0.0 else np.inf)
+                most = max(most, -y)
+        extremes[node, LEAST, e], extremes[node, MOST, e] = least, most
+
+
+@njit(cache=True)
+def _recompute(tree_fields: Fields, level: int, positions: IntArray) -> None:
+    """Recompute nodes of one level from their children."""
+    _, masses, ratios, totals, nodes, extremes, starts, other_masses, other_totals, other_nodes = tree_fields
+    for position in positions:
+        _add_up(masses, ratios, totals, nodes, starts, level, position)
+    for position in positions:
+        _find_extremes(ratios, extremes, starts, level, position)
+    if other_masses.size:
+        for position in positions:
+            _add_up(other_masses, ratios, other_totals, other_nodes, starts, level, position)
+
+
+@njit(cache=True)
+def rebuild(tree_fields: Fields) -> None:
+    """Recompute every node, the lowest level first: one pass over all slots."""
+    starts = ExpertTrees(*tree_fields).starts
     for level in range(starts.size - 1):
-        for position in range(starts[level + 1] - starts[level]):
-            recompute(masses, ratios, totals, nodes, starts, level, position)
+        _recompute(tree_fields, level, np.arange(starts[level + 1] - starts[level]))
 
 
 @njit(cache=True)
 def refresh(tree_fields: Fields, slots: IntArray) -> None:
     """Recompute the nodes above ``slots``, each once where neighbours share it."""
-    _, masses, ratios, totals, nodes, starts, other_masses, other_totals, other_nodes = tree_fields
     positions = np.sort(slots)
-    count = positions.size
-    for level in range(starts.size - 1):
+    for level in range(ExpertTrees(*tree_fields).starts.size - 1):
         kept = 0
-        for i in range(count):
+        for i in range(positions.size):
             position = positions[i] // FAN
             if kept == 0 or positions[kept - 1] != position:
                 positions[kept] = position
                 kept += 1
-        count = kept
-        for position in positions[:count]:
-            recompute(masses, ratios, totals, nodes, starts, level, position)
-        if other_masses.size:
-            for position in positions[:count]:
-                recompute(other_masses, ratios, other_totals, other_nodes, starts, level, position)
+        positions = positions[:kept]
+        _recompute(tree_fields, level, positions)
 
 
 @njit(cache=True)
@@ -187,7 +213,7 @@ def sweep(
     With ``remember``, a client that falls keeps its ratio, and one with a kept ratio above the threshold
     rises.
     """
-    _, masses, ratios, totals, nodes, starts, other_masses, other_totals, other_nodes = trees
+    _, masses, ratios, _, _, extremes, starts, _, _, _ = trees
     experts = limits.size
     top = starts.size - 2
     entered = [0]  # positions of the nodes entered, level by level from the root
@@ -199,7 +225,7 @@ def sweep(
         for i in range(begin, ends[level + 1]):
             first = FAN * entered[i]
             for position in range(first, min(first + FAN, width)):
-                node = nodes[starts[level] + position]
+                node = extremes[starts[level] + position]
                 for e in range(experts):
                     if node[LEAST, e] < limits[e] or node[MOST, e] > limits[e]:
                         entered.append(position)
@@ -213,25 +239,9 @@ def sweep(
                 y = abs(ratios[slot, e]) * factors[e]
                 fallen = -y if remember else 0.0
                 ratios[slot, e] = y if y >= thresholds[e] else fallen
-    _recompute_each(masses, ratios, totals, nodes, starts, entered, ends)
-    if other_masses.size:
-        _recompute_each(other_masses, ratios, other_totals, other_nodes, starts, entered, ends)
-
-
-@njit(cache=True)
-def _recompute_each(
-    masses: FloatArray,
-    ratios: FloatArray,
-    totals: FloatArray,
-    nodes: FloatArray,
-    starts: IntArray,
-    entered: list[int],
-    ends: IntArray,
-) -> None:
-    """Recompute the nodes that were ``entered``, level by level from the root, the lowest level first."""
-    for level in range(ends.size):
-        for i in range(0 if level == ends.size - 1 else ends[level + 1], ends[level]):
-            recompute(masses, ratios, totals, nodes, starts, level, entered[i])
+    positions = np.array(entered)
+    for level in range(top + 1):
+        _recompute(trees, level, positions[ends[level + 1] if level < top else 0 : ends[level]])
 
 
 @njit(cache=True)
@@ -240,7 +250,7 @@ def find(trees: ExpertTrees, expert: int, scale: float, base: float, fraction: f
 
     A node weighs :math:`s \sum w y - r_0 \sum w`.
     """
-    _, masses, ratios, _, nodes, starts, _, _, _ = trees
+    _, masses, ratios, _, nodes, _, starts, _, _, _ = trees
     root = nodes[-1]
     point = fraction * (scale * root[SUM, expert] - base * root[MASS, expert])
     position = 0
@@ -268,7 +278,7 @@ def find(trees: ExpertTrees, expert: int, scale: float, base: float, fraction: f
 @njit(cache=True)
 def at_least(trees: ExpertTrees, expert: int, threshold: float) -> IntArray:
     """The slots with ``mass * y`` of at least ``threshold`` > 0: nodes that weigh less are not entered."""
-    _, masses, ratios, _, nodes, starts, _, _, _ = trees
+    _, masses, ratios, _, nodes, _, starts, _, _, _ = trees
     found = [0]
     for level in range(starts.size - 3, -2, -1):
         below = [0 for _ in range(0)]
@@ -293,6 +303,8 @@ class Mixture(NamedTuple):
     """What one unit of ratio weighs, for each of these experts, if a client is raised."""
     base: FloatArray
     """What a client weighs otherwise, for each unit of mass."""
+    everybody: float
+    """What every client weighs for each unit of mass, by the experts without a column."""
 
 
 @njit(cache=True)
@@ -301,18 +313,20 @@ def weigh(trees: ExpertTrees, mixture: Mixture, level: int, first: int, weights:
 
     At level -1 these are the clients of slots. One call for several: a call takes longer than a sum.
     """
-    _, masses, ratios, totals, nodes, starts, _, _, _ = trees
-    experts, raised, base = mixture
+    _, masses, ratios, totals, nodes, _, starts, _, _, _ = trees
+    experts, raised, base, everybody = mixture
     offset = starts[level] if level >= 0 else 0
     width = starts[level + 1] - offset if level >= 0 else masses.size
-    count = min(weights.size, width - first)
+    count: int = min(weights.size, width - first)
     for i in range(count):
-        place, weight = offset + first + i, 0.0
+        place = offset + first + i
         if level >= 0:
+            weight = everybody * totals[place]
             for k in range(experts.size):
                 outside = totals[place] - nodes[place, MASS, experts[k]]
                 weight += raised[k] * nodes[place, SUM, experts[k]] + base[k] * outside
         else:
+            weight = everybody
             for k in range(experts.size):
                 y = ratios[place, experts[k]]
                 weight += raised[k] * y if y > 0.0 else base[k]
@@ -327,42 +341,27 @@ def locate(
 ) -> tuple[IntArray, FloatArray, FloatArray]:
     r"""The slots at ``points``, when slots are laid end to end by their weights; their starts and weights.
 
-    A client weighs :math:`w_m \sum_e` (``raised[e]`` :math:`y_{e,m}` or, in the base, ``base[e]``). All
-    points go down level by level: neighbours share a node, and the memory fetches several nodes at a time.
+    A client weighs :math:`w_m (v + \sum_e` (``raised[e]`` :math:`y_{e,m}` or, in the base, ``base[e]``)),
+    with v = ``everybody``. All points go down level by level: neighbours share a node, and the memory fetches
+    several nodes at a time, as no branch has to wait for what is in them.
     """
-    _, masses, ratios, totals, nodes, starts, _, _, _ = trees
-    experts, raised, base = mixture
-    slots, left, weights = np.zeros(points.size, dtype=np.int64), points.copy(), np.empty(points.size)
-    children = np.empty(FAN)
-    for level in range(starts.size - 3, -2, -1):
-        offset = starts[level] if level >= 0 else 0
-        width = starts[level + 1] - offset if level >= 0 else masses.size
-        entered, known = -1, 0  # how many of ``children`` are
+    slots, starts = np.zeros(points.size, dtype=np.int64), np.zeros(points.size)
+    weights, children = np.empty(points.size), np.empty(FAN)
+    for level in range(trees.starts.size - 3, -2, -1):
+        entered, count = -1, 0
         for i in range(points.size):
-            if entered != slots[i]:
-                entered, known = slots[i], 0
-            first, passed = FAN * entered, 0.0
-            for j in range(min(FAN, width - first)):
-                if j == known:  # as in ``weigh``, whose call would take longer
-                    place, weight = offset + first + j, 0.0
-                    if level >= 0:
-                        for k in range(experts.size):
-                            outside = totals[place] - nodes[place, MASS, experts[k]]
-                            weight += raised[k] * nodes[place, SUM, experts[k]] + base[k] * outside
-                    elif masses[place] > 0.0:
-                        for k in range(experts.size):
-                            y = ratios[place, experts[k]]
-                            weight += raised[k] * y if y > 0.0 else base[k]
-                        weight *= masses[place]
-                    children[j] = weight
-                    known += 1
-                if children[j] > 0.0:
-                    left[i] -= passed
-                    slots[i], passed = first + j, children[j]
-                    if left[i] < passed:
-                        break
-            weights[i] = passed
-    return slots, points - left, weights
+            if slots[i] != entered:
+                entered = slots[i]
+                count = weigh(trees, mixture, level, FAN * entered, children)
+            point, before = points[i] - starts[i], 0.0
+            chosen, passed, weight = 0, 0.0, 0.0
+            for j in range(count):
+                reached = (children[j] > 0.0) & (before <= point)
+                chosen, passed, weight = (j, before, children[j]) if reached else (chosen, passed, weight)
+                before += children[j]
+            slots[i], weights[i] = FAN * entered + chosen, weight
+            starts[i] += passed
+    return slots, starts, weights
 
 
 @njit(cache=True)

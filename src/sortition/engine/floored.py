@@ -29,7 +29,7 @@ def _settle(tree_fields: Fields, exploration: float, total_mass: float) -> float
     or where the floor takes all the mass: then all are below.
     """
     trees = ExpertTrees(*tree_fields)
-    root = trees.nodes[-1]
+    root, extremes = trees.nodes[-1], trees.extremes[-1]
     ones, limits = np.ones(1), np.empty(1)
     if exploration >= 1.0:
         limits[0] = np.inf
@@ -40,11 +40,11 @@ def _settle(tree_fields: Fields, exploration: float, total_mass: float) -> float
         if root[SUM, 0] > 0.0:
             factor = (total_mass - exploration * (total_mass - root[MASS, 0])) / root[SUM, 0]
             threshold = SLACK * exploration / factor
-            settled = root[LEAST, 0] >= threshold and root[MOST, 0] <= threshold
+            settled = extremes[LEAST, 0] >= threshold and extremes[MOST, 0] <= threshold
             if settled or (turn > 2 and threshold <= limits[0]):
                 return float(factor)
-        elif root[MOST, 0] > 0.0:
-            threshold = 0.5 * root[MOST, 0]  # nobody is above yet: begin with the highest
+        elif extremes[MOST, 0] > 0.0:
+            threshold = 0.5 * extremes[MOST, 0]  # nobody is above yet: begin with the highest
         else:
             return 0.0
         limits[0] = threshold
@@ -107,5 +107,5 @@ class FlooredProportional(LogRatioMixture):
         self.set_ratios(slots, -heights[:, None])
 
     def _vanishing(self) -> bool:
-        highest = max(self.root[MOST, 0], self.root[SUM, 0])
+        highest = max(self.trees.extremes[-1, MOST, 0], self.trees.nodes[-1, SUM, 0])
         return bool(highest < math.exp(-FURTHEST_LOG))

@@ -60,9 +60,17 @@ def mixed_ratio(
     """The mixture's p / q of one client: a sum of E look-ups."""
     total = 0.0
     for e in range(weights.size):
-        y = ratios[slot, e] if slot >= 0 else 0.0
+        y = ratios[slot, e] if slot >= 0 and e < ratios.shape[1] else 0.0
         total += weights[e] * (scales[e] * y if y > 0.0 else bases[e])
     return total
+
+
+@njit(cache=True)
+def find_slots(table: HashPlaces, clients: IntArray, hints: IntArray) -> None:
+    """Make ``hints`` the slots of ``clients``, where they are -1; they stay -1 of unseen clients."""
+    for i in range(clients.size):
+        if hints[i] == EMPTY:
+            hints[i] = slot_of(table, clients[i])
 
 
 @njit(cache=True)
@@ -80,16 +88,14 @@ def look_up(
     log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
     slots = hints if hints.size else np.full(clients.size, EMPTY)
-    for i in range(clients.size):
-        if slots[i] == EMPTY:
-            slots[i] = slot_of(table, clients[i])
+    find_slots(table, clients, slots)
     result = np.zeros(clients.size)
     for e in range(weights.size):
         if weights[e] == 0.0:
             continue
         weight, scale, base = weights[e], scales[e], bases[e]
         for i in range(clients.size):
-            y = ratios[slots[i], e] if slots[i] >= 0 else 0.0
+            y = ratios[slots[i], e] if slots[i] >= 0 and e < ratios.shape[1] else 0.0
             result[i] += weight * (scale * y if y > 0.0 else base)
     return client_masses / total_mass * result
 
@@ -154,8 +160,8 @@ def draw(
     trees = ExpertTrees(*tree_fields)
     log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
-    root = trees.nodes[-1]
-    least = np.minimum(bases, scales * root[expert_trees.LEAST])
+    least, columns = bases.copy(), trees.ratios.shape[1]
+    least[:columns] = np.minimum(bases[:columns], scales[:columns] * trees.extremes[-1, expert_trees.LEAST])
     in_base = weights * (bases - least) * ((unseen.in_block + unseen.own_mass) / prior.total)
     from_prior = np.sum(weights * least)
     draws = np.empty(uniforms.shape[0], dtype=np.int64)
@@ -164,7 +170,7 @@ def draw(
         point = uniforms[i, 0] - from_prior
         slot, expert, of_base = EMPTY, 0, False
         if point >= 0.0:
-            while expert < weights.size - 1 and point >= weights[expert] * (1.0 - least[expert]):
+            while expert < columns - 1 and point >= weights[expert] * (1.0 - least[expert]):
                 point -= weights[expert] * (1.0 - least[expert])
                 expert += 1
             of_base = point < in_base[expert]
@@ -233,13 +239,17 @@ class SlotTrees:
         self.other_fields: Fields = tuple(self.others)
 
     def set_apart(self, slots: IntArray) -> bool:
-        """Sum up ``others`` without ``slots``, until others are set apart; False where one is -1."""
+        """Sum up ``others`` without ``slots``, until others are set apart; False where one is -1.
+
+        ``slots`` is not to be changed later.
+        """
         if not self.trees.other_masses.size:
             self._set(expert_trees.ready_to_set_apart(self.trees))
-        done = bool(expert_trees.set_apart(self.fields, self.apart, slots))
-        if done:
-            self.apart = slots.copy()
-        return done
+        if slots is not self.apart:
+            if not expert_trees.set_apart(self.fields, self.apart, slots):
+                return False
+            self.apart = slots
+        return True
 
 
 class ExpertMixture(Distribution):
@@ -251,6 +261,8 @@ class ExpertMixture(Distribution):
     """
 
     experts: ExpertArrays
+    _columns_missing = 0
+    """How many of the last experts have no column in the trees: for them nobody is raised."""
     _remembers = False
     """Whether clients of the base may keep a ratio, as a negative number."""
 
@@ -260,7 +272,8 @@ class ExpertMixture(Distribution):
         self._seen_and_left = 0
         self._table = Table()
         self._set_experts(np.full(experts, -np.log(experts)), np.ones(experts), np.ones(experts))
-        self._build_trees(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros((0, experts)))
+        nobody = np.zeros((0, experts - self._columns_missing))
+        self._build_trees(np.zeros(0, dtype=np.int64), np.zeros(0), nobody)
         self._count_unseen()
 
     @property
@@ -322,7 +335,9 @@ class ExpertMixture(Distribution):
         """
         scales, bases = self.experts.scales, self.experts.bases
         found = [self.roster.heavy(threshold * self.roster.total / bases.max())]
-        for e in np.flatnonzero(scales > 0.0).tolist():  # where it is 0, nobody is raised
+        for e in range(self.trees.ratios.shape[1]):
+            if scales[e] == 0.0:  # nobody is raised
+                continue
             mass = threshold * self.roster.total / scales[e]
             slots = expert_trees.at_least(self.trees, e, mass)
             found.append(self.trees.clients[slots])
@@ -330,7 +345,7 @@ class ExpertMixture(Distribution):
 
     def summed(self) -> float:
         """What the expert sums to that is furthest from one."""
-        root, (_, scales, bases), unseen = self.root, self.experts, self._unseen
+        root, (_, scales, bases), unseen = self._root(self.trees), self.experts, self._unseen
         seen_in_base = np.maximum(self.trees.totals[-1] - root[expert_trees.MASS], 0.0)
         in_base = seen_in_base + unseen.in_block + unseen.own_mass  # no difference that a huge mass cancels
         with np.errstate(over="ignore"):  # then it is inf, and no distribution
@@ -368,7 +383,7 @@ class ExpertMixture(Distribution):
             own_tree.set(own, own_masses)
         self._slots.set_apart(slots[slots >= 0])
         others, (log_weights, scales, bases) = self._slots.others, self.experts
-        root = others.nodes[-1]
+        root = self._root(others)
         in_base = others.totals[-1] - root[expert_trees.MASS] + in_block + own_mass
         left = np.exp(log_weights) @ (scales * root[expert_trees.SUM] + bases * in_base)
         return float(left) / self.roster.total
@@ -393,7 +408,7 @@ class ExpertMixture(Distribution):
         self.trees.masses[slots] = 0.0
         if self.trees.other_masses.size:
             self.trees.other_masses[slots] = 0.0
-        self.set_ratios(slots, np.zeros((len(slots), len(self.experts.scales))))
+        self.set_ratios(slots, np.zeros((len(slots), self.trees.ratios.shape[1])))
         self.rescale()
 
     def rescale(self) -> None:
@@ -403,7 +418,7 @@ class ExpertMixture(Distribution):
         stay, the mixture is the old one, restricted.
         """
         log_weights, scales, bases = self.experts
-        root = self.root
+        root = self._root(self.trees)
         base_mass = np.maximum(self.roster.total - root[expert_trees.MASS], 0.0)
         mass = np.maximum(scales * root[expert_trees.SUM] + bases * base_mass, VANISHING)
         factor = self.roster.total / mass
@@ -419,13 +434,17 @@ class ExpertMixture(Distribution):
         return self._slots.trees
 
     @property
+    def places(self) -> Fields:
+        """The hash table from clients to slots."""
+        return self._table.fields
+
+    @property
     def _tree_fields(self) -> Fields:
         return self._slots.fields
 
-    @property
-    def root(self) -> FloatArray:
-        """The statistics of all clients seen: see ``expert_trees``."""
-        return np.asarray(self.trees.nodes[-1])
+    def _root(self, trees: ExpertTrees) -> FloatArray:
+        """The sums of all clients seen, for every expert: see ``expert_trees``."""
+        return np.pad(trees.nodes[-1], ((0, 0), (0, self._columns_missing)))
 
     @property
     def num_unseen(self) -> int:
@@ -511,7 +530,7 @@ class ExpertMixture(Distribution):
         clients = array(state, "seen_clients", np.int64, (None,))
         if len(np.unique(clients)) != len(clients) or np.any((clients < 0) | (clients >= self.roster.ids)):
             raise StateError("state has seen_clients that do not exist, or one of them twice")
-        ratios = array(state, "ratios", np.float64, (len(clients), experts))
+        ratios = array(state, "ratios", np.float64, (len(clients), experts - self._columns_missing))
         log_weights, scales, bases = (
             array(state, name, np.float64, (experts,)) for name in ("log_expert_weights", "scales", "bases")
         )

@@ -172,7 +172,7 @@ def _project(exploration: float, total_mass: float, trees: ExpertTrees, experts:
             if factors[e] * bases[e] < exploration:
                 factors[e] = (total_mass - exploration * below) / above
             threshold = exploration / (scales[e] * factors[e])
-            if root[expert_trees.LEAST, e] < threshold:
+            if trees.extremes[-1, expert_trees.LEAST, e] < threshold:
                 thresholds[e] = threshold
                 falling = True
         if not falling:

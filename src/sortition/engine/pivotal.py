@@ -32,10 +32,12 @@ from sortition.engine.clients import (
     Roster,
     another_uniform,
     draw_prior,
+    mass_of,
     named_prior,
     slot_of,
 )
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees, Mixture
+from sortition.engine.limit import NO_LIMIT
 from sortition.engine.sumtree import SumTree, TreeArrays
 
 LEAST_LEFT = 1e-6
@@ -52,7 +54,7 @@ class ProbabilityLine(NamedTuple):
     """Everybody's probabilities, laid end to end, as Python hands them to the kernel.
 
     First come the clients seen, in the order of their slots, then the unseen with own masses, then the unseen
-    of the block. All of them are multiplied by ``scale``, except for the clients in ``listed``.
+    of the block.
     """
 
     prior: Fields
@@ -63,10 +65,9 @@ class ProbabilityLine(NamedTuple):
     """How many unseen clients there are in the block."""
     own: Fields
     """The sum tree of the unseen clients with own masses."""
-    scale: float = 1.0
-    listed: IntArray = NOBODY
-    """Clients with probabilities of their own, ascending."""
-    listed_probabilities: FloatArray = NOTHING
+    limit: Fields = tuple(NO_LIMIT)
+    """A ``Limit``: what everybody has of what was learnt, and of the prior; but *listed* clients,
+    ascending, have shares of their own of what was learnt."""
     listed_are_out: bool = False
     """Whether the line is without the listed clients; otherwise their segments are left out."""
 
@@ -121,17 +122,33 @@ def _segments(
     in_block: int,
     own_fields: Fields,
     scale: float,
+    from_prior: float,
 ) -> Segments:
     prior, trees, own = named_prior(prior_fields), ExpertTrees(*tree_fields), TreeArrays(*own_fields)
     log_weights, scales, bases = ExpertArrays(*expert_fields)
-    unit = np.exp(log_weights) * (scale / prior.total)
-    some = np.flatnonzero(unit)
-    mixture = Mixture(some, unit[some] * scales[some], unit[some] * bases[some])
-    ratio = mixture.base.sum()
+    unit, columns = np.exp(log_weights) / prior.total, trees.ratios.shape[1]
+    everybody = (unit[columns:] * bases[columns:]).sum() + from_prior * unit[:columns].sum()
+    some = np.flatnonzero(unit[:columns])
+    unit = scale * unit[some]
+    mixture = Mixture(some, unit * scales[some], unit * bases[some], everybody)
+    ratio = mixture.base.sum() + everybody
     seen = np.empty(1)
     expert_trees.weigh(trees, mixture, trees.starts.size - 2, 0, seen)
     in_own = ratio * own.nodes[-1]
     return Segments(prior, HashPlaces(*places), trees, mixture, own, ratio, seen[0], in_own, in_block)
+
+
+@njit(cache=True)
+def _listed_probabilities(
+    line: Segments, expert_fields: Fields, listed: IntArray, learnt: FloatArray
+) -> FloatArray:
+    """The probabilities of listed clients: what was ``learnt``, mixed with the prior."""
+    prior_share = np.exp(ExpertArrays(*expert_fields).log_weights[line.trees.ratios.shape[1] :]).sum()
+    result = np.empty(listed.size)
+    for i in range(listed.size):
+        own = mass_of(line.prior, listed[i]) / line.prior.total
+        result[i] = prior_share * own + (1.0 - prior_share) * learnt[i]
+    return result
 
 
 @njit(cache=True)
@@ -325,9 +342,7 @@ def draw_fixed_size(
     experts: Fields,
     in_block: int,
     own: Fields,
-    scale: float,
-    listed: IntArray,
-    listed_probabilities: FloatArray,
+    limit: Fields,
     listed_are_out: bool,
 ) -> tuple[bool, Weighed]:
     """A cohort with as many clients as there are rows of two uniforms.
@@ -336,7 +351,9 @@ def draw_fixed_size(
     where a point fell on the border of two segments, within rounding.
     """
     size = uniforms.shape[0]
-    line = _segments(prior, places, trees, experts, in_block, own, scale)
+    scale, from_prior, listed, learnt = limit
+    line = _segments(prior, places, trees, experts, in_block, own, scale, from_prior)
+    listed_probabilities = _listed_probabilities(line, experts, listed, learnt)
     nothing = (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
 
     total = line.seen + line.in_own + line.unseen_ratio * line.in_block  # one, up to rounding

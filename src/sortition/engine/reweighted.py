@@ -16,11 +16,12 @@ from sortition.core.simplex import LARGEST_STEP
 from sortition.core.state import array, check, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
-from sortition.engine.clients import Roster
+from sortition.engine.clients import HashPlaces, Roster, masses_of, named_prior
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
-from sortition.engine.mixture import VANISHING, ExpertMixture
+from sortition.engine.limit import limit_learnt
+from sortition.engine.mixture import VANISHING, ExpertMixture, find_slots
 
-ONLY_SECOND = np.array([-np.inf, 0.0])
+ONLY_FIRST = np.array([0.0, -np.inf])
 """Logarithms of weights."""
 FURTHEST_LOG = 200.0
 """How far the largest logarithm may stand from the shift, either way, before all are shifted anew."""
@@ -121,13 +122,13 @@ def _reweigh(
     tree_fields: Fields,
     expert_fields: Fields,
 ) -> bool:
-    """Set the logarithms of ``slots``, and make the second expert sum to one.
+    """Set the logarithms of ``slots``, and make the first expert sum to one.
 
     False where all ratios need another shift; the logarithms are set then, and nothing else.
     """
     trees = ExpertTrees(*tree_fields)
     log_weights, scales, bases = ExpertArrays(*expert_fields)
-    log_weights[0], log_weights[1] = np.log(share), np.log1p(-share)
+    log_weights[0], log_weights[1] = np.log1p(-share), np.log(share)
     highest = unseen_log
     for i in range(slots.size):
         logs[slots[i]] = new_logs[i]
@@ -136,15 +137,47 @@ def _reweigh(
         return False
     for i in range(slots.size):
         here = trees.masses[slots[i]] > 0.0
-        trees.ratios[slots[i], 1] = max(np.exp(new_logs[i] - shift), VANISHING) if here else 0.0
+        trees.ratios[slots[i], 0] = max(np.exp(new_logs[i] - shift), VANISHING) if here else 0.0
     expert_trees.refresh(tree_fields, slots)
     unseen_ratio = np.exp(unseen_log - shift) if unseen_mass > 0.0 else 0.0
-    mass = trees.nodes[-1, expert_trees.SUM, 1] + unseen_ratio * unseen_mass
+    mass = trees.nodes[-1, expert_trees.SUM, 0] + unseen_ratio * unseen_mass
     if mass < np.exp(-FURTHEST_LOG) * total_mass:  # at once, or the lost ratios would be missing for a round
         return False
-    scales[1] = total_mass / mass
-    bases[1] = unseen_ratio * scales[1]
+    scales[0] = total_mass / mass
+    bases[0] = unseen_ratio * scales[0]
     return True
+
+
+@njit(cache=True)
+def learnt_shares(own: FloatArray, slots: IntArray, ratios: FloatArray, experts: Fields) -> FloatArray:
+    """What was learnt of clients with these priors and slots; -1 for the unseen."""
+    _, scales, bases = ExpertArrays(*experts)
+    q = np.empty(slots.size)
+    for i in range(slots.size):
+        y = ratios[slots[i], 0] if slots[i] >= 0 else 0.0
+        q[i] = own[i] * (scales[0] * y if y > 0.0 else bases[0])
+    return q
+
+
+@njit(cache=True)
+def limit_outliers(
+    outliers: IntArray,
+    weights: FloatArray,
+    share: float,
+    hints: IntArray,
+    prior_fields: Fields,
+    places: Fields,
+    ratios: FloatArray,
+    experts: Fields,
+) -> tuple[float, float, float, FloatArray]:
+    """``limit_learnt`` of clients that are there."""
+    prior = named_prior(prior_fields)
+    own = masses_of(prior, outliers) / prior.total
+    find_slots(HashPlaces(*places), outliers, hints)
+    found: tuple[float, float, float, FloatArray] = limit_learnt(
+        learnt_shares(own, hints, ratios, experts), own, weights, share
+    )
+    return found
 
 
 class ReweightedPrior(LogRatioMixture):
@@ -152,15 +185,18 @@ class ReweightedPrior(LogRatioMixture):
 
     .. math:: p_m = \beta\,q_m + (1-\beta)\,\frac{q_m x_m}{\sum_i q_i x_i}
 
-    These are two experts, with weights :math:`\beta` = ``share`` and :math:`1-\beta`. When clients join or
-    leave, these weights follow the rule of Bayes, so that the others keep their proportions; from the next
-    ``reweight`` on they are ``share`` and the rest again.
+    These are two experts, with weights :math:`1-\beta` and :math:`\beta` = ``share``: what was learnt, and
+    the prior, which has no column in the trees. When clients join or leave, these weights follow the rule of
+    Bayes, so that the others keep their proportions; from the next ``reweight`` on they are ``share`` and the
+    rest again.
 
     >>> distribution = ReweightedPrior(Roster(4, None), share=0.5)
     >>> distribution.reweight(np.array([2]), np.log([5.0]))
     >>> distribution.everybody()
     array([0.1875, 0.1875, 0.4375, 0.1875])
     """
+
+    _columns_missing = 1
 
     def __init__(self, roster: Roster, *, share: float) -> None:
         super().__init__(roster, experts=2)
@@ -171,22 +207,38 @@ class ReweightedPrior(LogRatioMixture):
     @property
     def prior_share(self) -> float:
         """The share of the prior in the mixture as it is now."""
-        return math.exp(self.experts.log_weights[0])
+        return math.exp(self.experts.log_weights[1])
 
     def look_up_prior(self, clients: IntArray) -> FloatArray:
-        """The first expert's probabilities."""
+        """The second expert's probabilities."""
         return self.roster.shares(clients)
 
     def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
-        """The second expert's probabilities; ``hints`` become the slots of ``clients``."""
+        """The first expert's probabilities; ``hints`` become the slots of ``clients``."""
         _, scales, bases = self.expert_fields
-        return self._look_up(clients, (ONLY_SECOND, scales, bases), hints)
+        return self._look_up(clients, (ONLY_FIRST, scales, bases), hints)
+
+    def limit_learnt(
+        self, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
+    ) -> tuple[float, float, float, FloatArray]:
+        """The same as that of the base class, in one call of a kernel."""
+        found: tuple[float, float, float, FloatArray] = limit_outliers(
+            clients,
+            weights,
+            share,
+            hints,
+            self.roster.fields,
+            self.places,
+            self.trees.ratios,
+            self.expert_fields,
+        )
+        return found
 
     def with_prior_share(self, share: float, rest: float) -> ReweightedPrior:
         """This mixture, as it is now, with other shares, of the prior and of the rest."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        log_weights = np.array([math.log(part) if part > 0.0 else -math.inf for part in (share, rest)])
+        log_weights = np.array([math.log(part) if part > 0.0 else -math.inf for part in (rest, share)])
         other._set_experts(log_weights, self.experts.scales, self.experts.bases)
         return other
 
@@ -221,20 +273,20 @@ class ReweightedPrior(LogRatioMixture):
             self.settle()
 
     def settle(self) -> None:
-        """Make the second expert sum to one."""
+        """Make the first expert sum to one."""
         _, scales, bases = self.experts
-        scales[1] = self.roster.total / max(self._sum(), VANISHING)
-        bases[1] = self._unseen_ratio() * scales[1]
+        scales[0] = self.roster.total / max(self._sum(), VANISHING)
+        bases[0] = self._unseen_ratio() * scales[0]
 
     def rescale(self) -> None:
-        """Make the second expert sum to one; the mixture keeps its proportions."""
+        """Make the first expert sum to one; the mixture keeps its proportions."""
         log_weights, scales, _ = self.experts
-        log_scale, shift = math.log(scales[1]), self._shift
+        log_scale, shift = math.log(scales[0]), self._shift
         if self._vanishing():
             self._reshift()
         self.settle()
-        log_factor = math.log(scales[1]) - log_scale - (self._shift - shift)
-        log_weights[:] = normalise_log_weights(log_weights - np.array([0.0, log_factor]))
+        log_factor = math.log(scales[0]) - log_scale - (self._shift - shift)
+        log_weights[:] = normalise_log_weights(log_weights - np.array([log_factor, 0.0]))
 
     def state(self) -> dict[str, Any]:
         """That of the base class, with the logarithm of the unseen and the share."""
@@ -248,22 +300,21 @@ class ReweightedPrior(LogRatioMixture):
 
     def _apply_share(self) -> None:
         with np.errstate(divide="ignore"):
-            self.experts.log_weights[:] = np.log([self.share, 1.0 - self.share])
+            self.experts.log_weights[:] = np.log([1.0 - self.share, self.share])
 
     def _unseen_ratio(self) -> float:
-        """The second expert's ratio of the unseen, before its scale; 0 once everybody is seen."""
+        """The first expert's ratio of the unseen, before its scale; 0 once everybody is seen."""
         return math.exp(self._unseen_log - self._shift) if self.num_unseen else 0.0
 
     def _sum(self) -> float:
-        """What the second expert sums to, before its scale."""
+        """What the first expert sums to, before its scale."""
         in_block, own_mass = self._unseen
-        return float(self.root[expert_trees.SUM, 1] + self._unseen_ratio() * (in_block + own_mass))
+        return float(self.trees.nodes[-1, expert_trees.SUM, 0] + self._unseen_ratio() * (in_block + own_mass))
 
     def _write(self, slots: IntArray) -> None:
-        ratios = np.zeros((len(slots), 2))
         factors = np.maximum(np.exp(self._logs[slots] - self._shift), VANISHING)
-        ratios[:, 1] = np.where(self.trees.masses[slots] > 0.0, factors, 0.0)
-        self.set_ratios(slots, ratios)
+        ratios = np.where(self.trees.masses[slots] > 0.0, factors, 0.0)
+        self.set_ratios(slots, ratios[:, None])
 
     def _vanishing(self) -> bool:
         return self._sum() < math.exp(-FURTHEST_LOG) * self.roster.total

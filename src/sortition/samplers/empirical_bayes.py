@@ -19,10 +19,10 @@ from sortition.core.state import array, check, number
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
 from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, learn, miss
-from sortition.engine.capped import NO_LIMIT
 from sortition.engine.clients import Roster
 from sortition.engine.reweighted import ReweightedPrior
 from sortition.samplers.base import BaseSampler
+from sortition.samplers.guard import NOBODY
 from sortition.samplers.privacy import NormPrivacy
 
 GUARD = Guard()
@@ -103,24 +103,23 @@ class EmpiricalBayesSampler(BaseSampler):
         self._newcomers = False  # since those never drawn followed last
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        guard = self._guard
-        limit = NO_LIMIT if guard is None else guard.limit(self._distribution, self._weights)
-        slots, masses = self._see(cohort.clients), self._roster.masses(cohort.clients)
+        shares = NOBODY if self._guard is None else self._guard.shares(self._distribution, self._weights)
+        slots, reweighted = self._see(cohort.clients), self._reweighted
         logs, moved = learn(
             self._people,
             self._seen,
             slots,
+            cohort.clients,
             cohort.weights,
             log_feedback + 2.0 * math.log(self._weights.total),  # units that stay when clients join or leave
-            masses,
-            self._roster.total,
+            self._roster.fields,
             self._center,
             self._sizes_differ,
             self._cohort_size / self._roster.count,
-            self._reweighted.trees.ratios,
-            self._reweighted.expert_fields,
-            cohort.clients,
-            *limit,
+            reweighted.places,
+            reweighted.trees.ratios,
+            reweighted.expert_fields,
+            *shares,
         )
         self._take(slots, logs, moved)
 

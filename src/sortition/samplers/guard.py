@@ -29,7 +29,7 @@ from sortition.core.guard_settings import LARGEST_LOG, Guard, Hits, Suspect, hit
 from sortition.core.state import array, check, count
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine import norm_window
-from sortition.engine.capped import NO_LIMIT, Capped, Limit, limit
+from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
 from sortition.engine.norm_window import (
@@ -53,7 +53,9 @@ MANY = 50
 """So many first replies are judged together; with fewer norms, updates are bounded by the median."""
 MOST_REPLIES = 2**62
 
-
+Shares = tuple[IntArray, FloatArray, float, IntArray]
+"""Clients, ascending, their weights, what they may hold together, and hints for their look-up."""
+NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0, np.zeros(0, dtype=np.int64))
 Replies = list[tuple[Cohort, FloatArray]]
 """Cohorts and the norms of the clients that replied."""
 
@@ -83,7 +85,7 @@ class GuardState:
         self._counts = np.zeros(0, dtype=np.int64)  # how many these are
         self._hints = np.zeros(0, dtype=np.int64)  # for their look-up
         self._hinted: Distribution | None = None  # in this distribution
-        self._weighed: tuple[PriorMasses, IntArray, IntArray, FloatArray, float] | None = None
+        self._weighed: tuple[PriorMasses, IntArray, FloatArray, float, IntArray] | None = None
         self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
         self._begun = False
@@ -168,33 +170,27 @@ class GuardState:
 
     def limited(self, distribution: Distribution, client_weights: Roster) -> Distribution:
         """``distribution`` with no more for the outliers than their share; itself, if they hold no more."""
-        found, hints = self._limit(distribution, client_weights)
-        return distribution if found is NO_LIMIT else Capped(distribution, found, hints)
+        outliers, weights, share, hints = self.shares(distribution, client_weights)
+        return limited(distribution, outliers, weights, share, hints) if share < 1.0 else distribution
 
-    def limit(self, distribution: Distribution, client_weights: Roster) -> Limit:
-        """What is left of what was learnt."""
-        return self._limit(distribution, client_weights)[0]
-
-    def _limit(self, distribution: Distribution, client_weights: Roster) -> tuple[Limit, IntArray]:
+    def shares(self, distribution: Distribution, client_weights: Roster) -> Shares:
+        """What the outliers may hold of what was learnt; a share of 1 if there are none."""
         if not len(self._outliers):
-            return NO_LIMIT, self._hints
+            return NOBODY
         if distribution is not self._hinted:
             self._hints, self._hinted, self._weighed = np.full(len(self._outliers), -1), distribution, None
         if self._weighed is None or self._weighed[0] is not client_weights.arrays:
             self._weighed = (client_weights.arrays, *self._weigh_outliers(client_weights))
-        _, outliers, hints, weights, weight = self._weighed
-        share = self.largest_share(weight)
-        if not 0.0 < share < 1.0:
-            return NO_LIMIT, hints
-        return limit(distribution, outliers, weights, share, hints), hints
+        _, outliers, weights, weight, hints = self._weighed
+        return (outliers, weights, self.largest_share(weight), hints) if weight > 0.0 else NOBODY
 
-    def _weigh_outliers(self, client_weights: Roster) -> tuple[IntArray, IntArray, FloatArray, float]:
-        """The outliers with a weight, hints for their look-up, their weights, and the sum of these."""
+    def _weigh_outliers(self, client_weights: Roster) -> tuple[IntArray, FloatArray, float, IntArray]:
+        """The outliers with a weight, their weights and the sum of these, and hints for their look-up."""
         outliers, hints, weights = self._outliers, self._hints, client_weights.shares(self._outliers)
         if not weights.all():  # nothing is learnt of clients without a weight
             counting = weights > 0.0
             outliers, hints, weights = outliers[counting], hints[counting], weights[counting]
-        return outliers, hints, weights, float(weights.sum())
+        return outliers, weights, float(weights.sum()), hints
 
     def largest_share(self, weight: float) -> float:
         """S(c): what outliers of this client weight may hold of what was learnt."""
