@@ -38,7 +38,7 @@ from sortition.core.beliefs import (
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine.clients import masses_of, named_prior
 from sortition.engine.expert_trees import ExpertArrays
-from sortition.engine.norm_window import place_of
+from sortition.engine.norm_window import position_in
 from sortition.engine.reweighted import learnt_shares, limit_outliers
 
 PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
@@ -276,14 +276,14 @@ def learn(
     if something:
         q, share = learnt_shares(own, slots, ratios, experts), np.exp(ExpertArrays(*experts).log_weights[1])
         if outliers.size:
-            _, scale, from_prior, of_outliers = limit_outliers(
+            held, scale, from_prior, of_outliers = limit_outliers(
                 outliers, outlier_weights, outlier_share, hints, prior_fields, places, ratios, experts
             )
-            q = scale * q + from_prior * own
-            for i in range(clients.size):
-                place = place_of(outliers, clients[i])
-                if place >= 0:
-                    q[i] = of_outliers[place]
+            if held > outlier_share:
+                q = scale * q + from_prior * own
+                for i in range(clients.size):
+                    place = position_in(outliers, clients[i])
+                    q[i] = of_outliers[place] if place >= 0 else q[i]
         p = share * own + (1.0 - share) * q
         _weigh_prior(people, weights, log_feedback, p, q, own, sweep)
     for i in range(x.size):

@@ -95,65 +95,61 @@ def _add_up(
     nodes: FloatArray,
     starts: IntArray,
     level: int,
-    position: int,
+    positions: IntArray,
 ) -> None:
-    """Recompute the sums of one node from its children."""
-    node, first, end = starts[level] + position, FAN * position, masses.size
-    if level > 0:
-        first, end = starts[level - 1] + first, starts[level]
-    end = min(first + FAN, end)
-    total = 0.0
-    for child in range(first, end):
-        total += totals[child] if level > 0 else masses[child]
-    totals[node] = total
-    for e in range(ratios.shape[1]):  # sums are plain numbers: to add to an array takes longer
-        weighed, raised_mass = 0.0, 0.0
-        if level > 0:
-            for child in range(first, end):
-                weighed += nodes[child, SUM, e]
-                raised_mass += nodes[child, MASS, e]
-        else:
-            for slot in range(first, end):
-                y = ratios[slot, e]
-                weighed += masses[slot] * y if y > 0.0 else 0.0
-                raised_mass += masses[slot] if y > 0.0 else 0.0
-        nodes[node, SUM, e], nodes[node, MASS, e] = weighed, raised_mass
+    """Recompute the sums of nodes of one level from their children."""
+    offset, last = (starts[level - 1], starts[level]) if level > 0 else (0, masses.size)
+    for position in positions:
+        node, first = starts[level] + position, offset + FAN * position
+        end, total = min(first + FAN, last), 0.0
+        for child in range(first, end):
+            total += totals[child] if level > 0 else masses[child]
+        totals[node] = total
+        for e in range(ratios.shape[1]):  # sums are plain numbers: to add to an array takes longer
+            weighed, raised_mass = 0.0, 0.0
+            if level > 0:
+                for child in range(first, end):
+                    weighed += nodes[child, SUM, e]
+                    raised_mass += nodes[child, MASS, e]
+            else:
+                for slot in range(first, end):
+                    y = ratios[slot, e]
+                    weighed += masses[slot] * y if y > 0.0 else 0.0
+                    raised_mass += masses[slot] if y > 0.0 else 0.0
+            nodes[node, SUM, e], nodes[node, MASS, e] = weighed, raised_mass
 
 
 @njit(cache=True)
 def _find_extremes(
-    ratios: FloatArray, extremes: FloatArray, starts: IntArray, level: int, position: int
+    ratios: FloatArray, extremes: FloatArray, starts: IntArray, level: int, positions: IntArray
 ) -> None:
-    """Recompute the least and the most of one node from its children."""
-    node, first, end = starts[level] + position, FAN * position, ratios.shape[0]
-    if level > 0:
-        first, end = starts[level - 1] + first, starts[level]
-    end = min(first + FAN, end)
-    for e in range(ratios.shape[1]):
-        least, most = np.inf, 0.0
-        if level > 0:
-            for child in range(first, end):
-                least = min(least, extremes[child, LEAST, e])
-                most = max(most, extremes[child, MOST, e])
-        else:
-            for slot in range(first, end):
-                y = ratios[slot, e]
-                least = min(least, y if y > 0.0 else np.inf)
-                most = max(most, -y)
-        extremes[node, LEAST, e], extremes[node, MOST, e] = least, most
+    """Recompute the least and the most of nodes of one level from their children."""
+    offset, last = (starts[level - 1], starts[level]) if level > 0 else (0, ratios.shape[0])
+    for position in positions:
+        node, first = starts[level] + position, offset + FAN * position
+        end = min(first + FAN, last)
+        for e in range(ratios.shape[1]):
+            least, most = np.inf, 0.0
+            if level > 0:
+                for child in range(first, end):
+                    least = min(least, extremes[child, LEAST, e])
+                    most = max(most, extremes[child, MOST, e])
+            else:
+                for slot in range(first, end):
+                    y = ratios[slot, e]
+                    least = min(least, y if y > 0.0 else np.inf)
+                    most = max(most, -y)
+            extremes[node, LEAST, e], extremes[node, MOST, e] = least, most
 
 
 @njit(cache=True)
 def _recompute(tree_fields: Fields, level: int, positions: IntArray) -> None:
     """Recompute nodes of one level from their children."""
     _, masses, ratios, totals, nodes, extremes, starts, other_masses, other_totals, other_nodes = tree_fields
-    for position in positions:
-        _add_up(masses, ratios, totals, nodes, starts, level, position)
-    for position in positions:
-        _find_extremes(ratios, extremes, starts, level, position)
+    _add_up(masses, ratios, totals, nodes, starts, level, positions)
+    _find_extremes(ratios, extremes, starts, level, positions)
     if other_masses.size:
-        for position in positions:
-            _add_up(other_masses, ratios, other_totals, other_nodes, starts, level, position)
+        _add_up(other_masses, ratios, other_totals, other_nodes, starts, level, positions)
 
 
 @njit(cache=True)
@@ -345,22 +341,48 @@ def locate(
     with v = ``everybody``. All points go down level by level: neighbours share a node, and the memory fetches
     several nodes at a time, as no branch has to wait for what is in them.
     """
+    _, masses, ratios, totals, nodes, _, level_begins, _, _, _ = trees
+    experts, raised, base, everybody = mixture
     slots, starts = np.zeros(points.size, dtype=np.int64), np.zeros(points.size)
-    weights, children = np.empty(points.size), np.empty(FAN)
-    for level in range(trees.starts.size - 3, -2, -1):
-        entered, count = -1, 0
+    weights, children, ends = np.empty(points.size), np.empty(FAN), np.empty(FAN)
+    for level in range(level_begins.size - 3, -2, -1):
+        offset = level_begins[level] if level >= 0 else 0
+        width = level_begins[level + 1] - offset if level >= 0 else masses.size
+        for i in range(points.size):  # touch them, so that the memory fetches many at once
+            place = offset + FAN * slots[i]
+            if level >= 0:
+                weights[i] = totals[place] + nodes[place, SUM, 0]
+            else:
+                weights[i] = masses[place] + ratios[place, 0]
+        entered = -1
         for i in range(points.size):
-            if slots[i] != entered:
-                entered = slots[i]
-                count = weigh(trees, mixture, level, FAN * entered, children)
-            point, before = points[i] - starts[i], 0.0
-            chosen, passed, weight = 0, 0.0, 0.0
-            for j in range(count):
-                reached = (children[j] > 0.0) & (before <= point)
-                chosen, passed, weight = (j, before, children[j]) if reached else (chosen, passed, weight)
-                before += children[j]
-            slots[i], weights[i] = FAN * entered + chosen, weight
-            starts[i] += passed
+            if slots[i] != entered:  # as in ``weigh``, whose call would take longer
+                entered, first, end = slots[i], offset + FAN * slots[i], 0.0
+                count = min(FAN, width - FAN * entered)
+                for j in range(count):
+                    children[j] = everybody * (totals[first + j] if level >= 0 else masses[first + j])
+                for k in range(experts.size):
+                    e, up, down = experts[k], raised[k], base[k]
+                    if level >= 0:
+                        for j in range(count):
+                            outside = totals[first + j] - nodes[first + j, MASS, e]
+                            children[j] += up * nodes[first + j, SUM, e] + down * outside
+                    else:
+                        for j in range(count):
+                            y = ratios[first + j, e]
+                            children[j] += masses[first + j] * (up * y if y > 0.0 else down)
+                ends[:] = np.inf
+                for j in range(count):
+                    end += children[j]
+                    ends[j] = end
+            point, chosen = points[i] - starts[i], 0
+            for j in range(FAN):
+                chosen += ends[j] <= point
+            if chosen == count:  # beyond the end, by rounding
+                while chosen > 0 and (chosen == count or children[chosen] == 0.0):
+                    chosen -= 1
+            slots[i], weights[i] = FAN * entered + chosen, children[chosen]
+            starts[i] += ends[chosen - 1] if chosen else 0.0
     return slots, starts, weights
 
 

@@ -57,7 +57,7 @@ def _keep(entries: IntArray, values: FloatArray, counters: IntArray, which: Bool
 
 
 @njit(cache=True)
-def place_of(ascending: IntArray, client: int) -> int:
+def position_in(ascending: IntArray, client: int) -> int:
     """The place of ``client`` in ``ascending``, or -1."""
     place = int(np.searchsorted(ascending, client))
     return place if place < ascending.size and ascending[place] == client else -1
@@ -71,7 +71,7 @@ def _not_among(clients: IntArray, ascending: IntArray) -> BoolArray:
         digits[client % DIGITS] = True
     for i in range(clients.size):
         if digits[clients[i] % DIGITS]:
-            result[i] = place_of(ascending, clients[i]) < 0
+            result[i] = position_in(ascending, clients[i]) < 0
     return result
 
 
@@ -252,7 +252,7 @@ def note_outliers(
     joining = 0
     for i in range(clients.size):
         log = min(math.log(max(norms[i], least)), clip)
-        place = place_of(outliers, clients[i])
+        place = position_in(outliers, clients[i])
         if place >= 0:
             counts[place] += 1
             means[place] = _average(means[place], log, counts[place])
@@ -260,7 +260,7 @@ def note_outliers(
             joined[joining], logs[joining] = clients[i], log
             joining += 1
     for i in range(older.size):
-        if place_of(outliers, older[i]) < 0 and not (clients == older[i]).any():
+        if position_in(outliers, older[i]) < 0 and not (clients == older[i]).any():
             joined[joining], logs[joining] = older[i], min(values[LOG, first + i], clip)
             joining += 1
     if not joining and (means > bound).all():

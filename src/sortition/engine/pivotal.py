@@ -32,7 +32,7 @@ from sortition.engine.clients import (
     Roster,
     another_uniform,
     draw_prior,
-    mass_of,
+    masses_of,
     named_prior,
     slot_of,
 )
@@ -144,10 +144,8 @@ def _listed_probabilities(
 ) -> FloatArray:
     """The probabilities of listed clients: what was ``learnt``, mixed with the prior."""
     prior_share = np.exp(ExpertArrays(*expert_fields).log_weights[line.trees.ratios.shape[1] :]).sum()
-    result = np.empty(listed.size)
-    for i in range(listed.size):
-        own = mass_of(line.prior, listed[i]) / line.prior.total
-        result[i] = prior_share * own + (1.0 - prior_share) * learnt[i]
+    own = masses_of(line.prior, listed) / line.prior.total
+    result: FloatArray = prior_share * own + (1.0 - prior_share) * learnt
     return result
 
 
