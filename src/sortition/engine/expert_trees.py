@@ -359,22 +359,22 @@ def locate(
             if slots[i] != entered:  # as in ``weigh``, whose call would take longer
                 entered, first, end = slots[i], offset + FAN * slots[i], 0.0
                 count = min(FAN, width - FAN * entered)
-                for j in range(count):
-                    children[j] = everybody * (totals[first + j] if level >= 0 else masses[first + j])
-                for k in range(experts.size):
-                    e, up, down = experts[k], raised[k], base[k]
-                    if level >= 0:
-                        for j in range(count):
-                            outside = totals[first + j] - nodes[first + j, MASS, e]
-                            children[j] += up * nodes[first + j, SUM, e] + down * outside
-                    else:
-                        for j in range(count):
-                            y = ratios[first + j, e]
-                            children[j] += masses[first + j] * (up * y if y > 0.0 else down)
                 ends[:] = np.inf
                 for j in range(count):
-                    end += children[j]
-                    ends[j] = end
+                    place = first + j
+                    if level >= 0:
+                        weight = everybody * totals[place]
+                        for k in range(experts.size):
+                            outside = totals[place] - nodes[place, MASS, experts[k]]
+                            weight += raised[k] * nodes[place, SUM, experts[k]] + base[k] * outside
+                    else:
+                        weight = everybody
+                        for k in range(experts.size):
+                            y = ratios[place, experts[k]]
+                            weight += raised[k] * y if y > 0.0 else base[k]
+                        weight *= masses[place]
+                    end += weight
+                    children[j], ends[j] = weight, end
             point, chosen = points[i] - starts[i], 0
             for j in range(FAN):
                 chosen += ends[j] <= point
