@@ -34,6 +34,7 @@ from sortition.engine.capped import Capped, limited
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import Distribution, draw_cohort
 from sortition.engine.fixed import Dense, Prior
+from sortition.engine.limit import Limit
 from sortition.engine.mixture import ExpertMixture
 from sortition.engine.pivotal import ProbabilityLine, draw_fixed_size, line_of_vector
 from sortition.engine.reweighted import ReweightedPrior
@@ -70,7 +71,7 @@ def laid_out(distribution: Distribution) -> tuple[list[int], Array]:
 
     Those under a ceiling that binds come last.
     """
-    p, listed = distribution.everybody(), distribution.line().listed.tolist()
+    p, listed = distribution.everybody(), Limit(*distribution.line().limit).clients.tolist()
     order = [client for client in in_order(distribution) if client not in listed] + listed
     order = [client for client in order if p[max(client, ~client)] > 0.0]
     return [max(client, UNSEEN) for client in order], p[[max(client, ~client) for client in order]]
@@ -410,14 +411,15 @@ def test_the_line_of_any_sampler(sampler: Any) -> None:
     distribution = sampler._effective_distribution()
     line = distribution.line()
     p = distribution.everybody()
-    if line.listed.size:
-        p = line.scale * distribution._inner.everybody()
-        p[line.listed] *= not line.listed_are_out
+    scale, from_prior, listed, _ = line.limit
+    if listed.size:
+        p = distribution.scale * distribution._inner.everybody()
+        p[listed] *= not line.listed_are_out
     order = [client for client in in_order(distribution) if p[max(client, ~client)] > 0.0]
     lengths = p[[max(client, ~client) for client in order]]
     order = [max(client, UNSEEN) for client in order]
     starts = np.concatenate(([0.0], np.cumsum(lengths)[:-1]))
-    segments = pivotal._segments(*line[:7])
+    segments = pivotal._segments(*line[:6], scale, from_prior)
     long = lengths > 1e-9
     clients, begins, found = pivotal._locate(segments, (starts + 0.5 * lengths)[long])
     named = [UNSEEN if client < 0 else client for client in clients.tolist()]
@@ -613,7 +615,7 @@ def test_a_large_tree() -> None:
     mixed.remove(rng.permutation(5000)[:500])
     order, lengths = laid_out(mixed)
     starts = np.cumsum(lengths) - lengths
-    segments = pivotal._segments(*mixed.line()[:7])
+    segments = pivotal._segments(*mixed.line()[:6], 1.0, 0.0)
     for inside in (1e-3, 0.5, 1.0 - 1e-3):
         clients, begins, found = pivotal._locate(segments, starts + inside * lengths)
         assert np.maximum(clients, UNSEEN).tolist() == order
