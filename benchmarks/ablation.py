@@ -36,7 +36,7 @@ VARIANTS: dict[str, tuple[Value, ...]] = {
     "SURPRISE": (OFF, 0.7),
     "FORGETTING": (0.25, 0.75),
     "FIRST_NOISE": ((0.1, 2.0), (2.0, 2.0)),
-    "LARGEST_DEVIATION": (OFF, 3.0),
+    "LARGEST_DEVIATION": (20.0, 3.0),
     "LEAST_GAIN": (1.0, 0.1),
     "GAIN_STEP": (0.05, 0.5),
     "FEW": (OFF,),
