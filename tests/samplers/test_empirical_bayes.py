@@ -124,11 +124,18 @@ def test_a_client_that_leaves_does_not_change_what_is_known_of_the_others() -> N
     silent=st.sampled_from([0.0, 0.3]),
     zero=st.sampled_from([0.0, 0.3, 0.9]),
     factor=st.sampled_from([0.7, 1.0, 1.1]),
+    jump=st.sampled_from([1.0, 1000.0]),
 )
 def test_the_kernel_equals_its_specification(
-    weights: np.ndarray | None, design: Design, seed: int, silent: float, zero: float, factor: float
+    weights: np.ndarray | None,
+    design: Design,
+    seed: int,
+    silent: float,
+    zero: float,
+    factor: float,
+    jump: float,
 ) -> None:
-    """With silence, zeros, and norms that fall or grow: every probability, after every round."""
+    """With silence, zeros, and norms that fall, grow or jump: every probability, after every round."""
     rng = np.random.default_rng(seed)
     sampler = EmpiricalBayesSampler(
         num_clients=M, cohort_size=K, client_weights=weights, design=design, guard=None, seed=seed
@@ -138,7 +145,7 @@ def test_the_kernel_equals_its_specification(
     for round_index in range(60):
         cohort = sampler.draw()
         noise = np.exp(rng.normal(size=len(cohort)))
-        norms = LEVELS[cohort.clients] ** 2 * noise * factor**round_index
+        norms = LEVELS[cohort.clients] ** 2 * noise * factor**round_index * jump ** (round_index // 40)
         norms[rng.random(len(cohort)) < zero] = 0.0
         norms[rng.random(len(cohort)) < silent] = np.nan
         replied = ~np.isnan(norms)
@@ -223,17 +230,18 @@ def test_reply_weights_make_up_for_silence_in_the_long_run() -> None:
 def test_it_is_no_worse_than_uniform_where_noise_differs(probability: float) -> None:
     """Half of the clients send 10 now and then, else 0.001: what was learnt may not cost more than it saves.
 
-    Means over 2,000 rounds and four seeds; in 12 seeds they were 0.82, 1.01 and 1.02.
+    Means over 2,000 rounds, of which every fourth counts, and 12 seeds: single runs reach 1.13.
     """
     learnt = uniform = 0.0
-    for seed in range(4):
+    for seed in range(12):
         rng = np.random.default_rng(seed)
         sampler = default_sampler(100, 10, seed=seed)
-        for _ in range(2000):
+        for round_index in range(2000):
             norms = np.ones(100)
             norms[:50] = np.where(rng.random(50) < probability, 10.0, 0.001)
-            learnt += float(np.sum(norms**2 / sampler.probabilities())) / np.sum(norms) ** 2
-            uniform += 100.0 * float(np.sum(norms**2)) / np.sum(norms) ** 2
+            if round_index % 4 == 0:
+                learnt += float(np.sum(norms**2 / sampler.probabilities())) / np.sum(norms) ** 2
+                uniform += 100.0 * float(np.sum(norms**2)) / np.sum(norms) ** 2
             cohort = sampler.draw()
             sampler.observe(cohort, norms[cohort.clients])
     assert learnt <= 1.05 * uniform

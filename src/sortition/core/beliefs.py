@@ -34,20 +34,18 @@ FIRST_NOISE = (0.5, 2.0)
 """The variance of a deviation before any is known, and how many deviations that counts for."""
 LARGEST_DEVIATION = 5.0
 """Bound on a deviation when the noise is estimated."""
-GAINS = (0.1, 0.01, 1.0)
-"""The gain of the level: first, least and most."""
-GAIN_STEP, LARGEST_AGREEMENT = 0.15, 4.0
-"""The gain is multiplied by e^(step * agreement of two innovations), which is at most this."""
+LEAST_GAIN, GAIN_STEP = 0.01, 0.15
+"""The gain of the level, between this and 1, is multiplied by e^(step * product of two innovations)."""
 CLIPPED, FEW = 2.0, 3
 """A deviation counts for at most this many standard deviations when the level follows. If the median of a few
 deviations, at least so many, is higher, all norms have risen together: the level rises by the median."""
-REBUILT, GROWTH = 0.25, 1.5
-"""If sizes differ, clients never drawn follow the slope and their common value when one of these has moved by
-more than this, and so many times as many clients have replied as the last time."""
+GROWTH = 1.5
+"""If sizes differ, clients never drawn follow what was learnt when so many times as many clients have replied
+as the last time."""
 REPLIES = (2.0, 10.0)
 """The chance to reply: how many draws all clients' chance counts for, and the draws that are remembered."""
-LEAST_CHANCE = 0.01
-"""A client's chance to reply is taken to be at least this, so that it is found again when it returns."""
+LEAST_CHANCE = 1e-4
+"""A client's chance to reply is taken to be at least this. The prior's share finds it when it returns."""
 LEAST_SPREAD = 1e-3
 """A variance between clients is taken to be at least this: one divides by it."""
 LOWEST, HIGHEST = -8.0, 300.0
@@ -60,8 +58,8 @@ class Population:
 
     level: float = math.nan
     """The common level that all logarithms are relative to; nan before the first feedback."""
-    gain: float = field(default_factory=lambda: GAINS[0])
-    """How fast the level follows."""
+    log_gain: float = 0.0
+    """Logarithm of the part of an innovation by which the level follows."""
     innovation: float = 0.0
     """The last innovation of the level, in standard deviations."""
     log_loss: float = math.nan
@@ -173,8 +171,8 @@ class Beliefs:
     def miss(self, clients: IntArray) -> None:
         """``clients`` were drawn and did not reply."""
         self._count(clients, 0.0)
-        self._set(clients)
         self._follow_strangers()
+        self._set(clients)
 
     def learn(self, clients: IntArray, weights: FloatArray, log_feedback: FloatArray) -> None:
         """Learn from the feedback of ``clients``, which replied."""
@@ -184,8 +182,8 @@ class Beliefs:
         something = log_feedback.max() > -math.inf
         if math.isnan(people.level):
             if not something:  # there is no level yet
-                self._set(clients)
                 self._follow_strangers()
+                self._set(clients)
                 return
             people.level = float(np.median(x[x > -math.inf]))
         if something:
@@ -196,9 +194,8 @@ class Beliefs:
         if something and known.any():  # zeros alone say nothing about the level
             x = x - self._follow_level(clients[known], x[known])
         self._remember(clients, x, known)
-        slope_moved = self._relate_to_sizes()
+        self._follow_strangers()
         self._set(clients)
-        self._follow_strangers(slope_moved)
 
     # Details -----------------------------------------------------------------------------------------
 
@@ -251,20 +248,15 @@ class Beliefs:
 
         The gain rises while innovations agree in sign, and falls while they do not.
         """
-        people = self.people
-        variances = people.noise_variance * (1.0 + 1.0 / self.visits[clients])
-        most = CLIPPED * np.sqrt(variances)
-        deviations = np.clip(deviation(x, self.mean[clients]), -most, most)
-        precision = float(np.sum(1.0 / variances))
-        mean = float(np.sum(deviations / variances)) / precision
-        innovation = mean * math.sqrt(precision)
-        agreement = min(max(innovation * people.innovation, -LARGEST_AGREEMENT), LARGEST_AGREEMENT)
-        _, least, largest = GAINS
-        people.gain = min(max(people.gain * math.exp(GAIN_STEP * agreement), least), largest)
+        people, noise = self.people, math.sqrt(self.people.noise_variance)
+        surprises = np.clip(deviation(x, self.mean[clients]) / noise, -CLIPPED, CLIPPED)
+        innovation = float(np.sum(surprises)) / math.sqrt(len(clients))
+        log_gain = people.log_gain + GAIN_STEP * innovation * people.innovation
+        people.log_gain = min(max(log_gain, math.log(LEAST_GAIN)), 0.0)
         people.innovation = innovation
-        change = people.gain * mean
+        change = math.exp(people.log_gain) * float(np.mean(surprises)) * noise
         rise = float(np.median(x - self.mean[clients]))
-        if len(clients) >= FEW and rise > CLIPPED * math.sqrt(2.0 * people.noise_variance):
+        if len(clients) >= FEW and rise > CLIPPED * math.sqrt(2.0) * noise:
             change = rise
         people.level += change
         return change
@@ -299,37 +291,25 @@ class Beliefs:
         )
         self.mean[clients], self.visits[clients], self.surprise[clients] = new_mean, new_visits, surprise
 
-    def _regression(self) -> tuple[float, float]:
-        """B, by least squares of y on c with a ridge, and what is left of the spread of y."""
+    def _slope(self) -> float:
+        """B, by least squares of y on c with a ridge."""
         people = self.people
-        spread = people.spread
         varying = people.square_sizes / people.met - (people.sizes / people.met) ** 2
         if varying < 1e-12:
-            return 0.0, spread
+            return 0.0
         common = people.products / people.met - people.sizes / people.met * people.mean
-        slope = common / (varying + 2.0 * spread / people.met)
-        return slope, max(spread - 2.0 * slope * common + slope**2 * varying, LEAST_SPREAD)
+        return common / (varying + 2.0 * people.spread / people.met)
 
-    def _relate_to_sizes(self) -> bool:
-        """Let those never drawn follow the slope B, when it has moved."""
+    def _follow_strangers(self) -> None:
+        """Let those never drawn follow what was learnt; if sizes differ, when many more have replied."""
         people = self.people
-        slope, _ = self._regression()
-        moved = abs(slope - people.slope) > REBUILT and self._many_more()
-        if moved:
-            people.slope, people.followed = slope, people.met
+        if self._c.any():
+            if people.met < max(GROWTH * people.followed, 1.0):
+                return
+            people.slope, people.followed = self._slope(), people.met
             met = self.visits > 0.0
-            people.first_squares = float(np.sum(np.exp(self.first - slope * self._c)[met]))
-        return moved
-
-    def _follow_strangers(self, slope_moved: bool = False) -> None:
-        """Let those never drawn follow their common value; if sizes differ, when it has moved."""
-        stranger = self._stranger() + math.log(self.people.chance)
-        moved = abs(stranger - self.people.stranger) > REBUILT and self._many_more()
-        if not self._c.any() or slope_moved or moved:
-            self.people.stranger, self.people.followed = stranger, self.people.met
-
-    def _many_more(self) -> bool:
-        return self.people.met >= GROWTH * self.people.followed
+            people.first_squares = float(np.sum(np.exp(self.first - people.slope * self._c)[met]))
+        people.stranger = self._stranger() + math.log(people.chance)
 
     def _stranger(self) -> float:
         """u, by first visits."""
@@ -340,9 +320,8 @@ class Beliefs:
         people, visits = self.people, self.visits[clients]
         own = np.zeros(len(clients))
         if people.met:
-            _, spread = self._regression()
             noise = people.noise_variance
-            signal = max(spread - noise * people.inverse_visits / people.met, LEAST_SPREAD)
+            signal = max(people.spread - noise * people.inverse_visits / people.met, LEAST_SPREAD)
             own = visits / (visits + noise / signal)
         stranger = self._stranger() + people.slope * self._c[clients]
         twice_h = own * self.mean[clients] + (1.0 - own) * stranger

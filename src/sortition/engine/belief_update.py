@@ -18,18 +18,16 @@ from sortition.core.beliefs import (
     FEW,
     FORGETTING,
     GAIN_STEP,
-    GAINS,
     GROWTH,
     HIGHEST,
     HOLD,
-    LARGEST_AGREEMENT,
     LARGEST_DEVIATION,
     LEAST_CHANCE,
+    LEAST_GAIN,
     LEAST_SHARE,
     LEAST_SPREAD,
     LOSS_MEMORY,
     LOWEST,
-    REBUILT,
     REPLIES,
     SURPRISE,
     TRUST,
@@ -120,7 +118,8 @@ def _weigh_prior(
 @njit(cache=True)
 def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> float:
     """By how much the level moves: ``Beliefs._follow_level``."""
-    total = precision = 0.0
+    noise = math.sqrt(people.noise / people.noise_count)
+    total = 0.0
     rises = np.empty(slots.size)
     known = 0
     for i in range(slots.size):
@@ -128,20 +127,17 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> flo
         if client.visits > 0.0:
             rises[known] = x[i] - client.mean
             known += 1
-            variance = people.noise / people.noise_count * (1.0 + 1.0 / client.visits)
-            most = CLIPPED * math.sqrt(variance)
-            total += _bounded(_deviation(x[i], client.mean), -most, most) / variance
-            precision += 1.0 / variance
-    if precision == 0.0:
+            total += _bounded(_deviation(x[i], client.mean) / noise, -CLIPPED, CLIPPED)
+    if known == 0:
         return 0.0
-    innovation = total / math.sqrt(precision)
-    agreement = _bounded(innovation * people.innovation, -LARGEST_AGREEMENT, LARGEST_AGREEMENT)
-    people.gain = _bounded(people.gain * math.exp(GAIN_STEP * agreement), GAINS[1], GAINS[2])
+    innovation = total / math.sqrt(known)
+    log_gain = people.log_gain + GAIN_STEP * innovation * people.innovation
+    people.log_gain = _bounded(log_gain, math.log(LEAST_GAIN), 0.0)
     people.innovation = innovation
-    change: float = people.gain * total / precision
+    change: float = math.exp(people.log_gain) * total / known * noise
     if known >= FEW:
         rise = np.median(rises[:known])
-        if rise > CLIPPED * math.sqrt(2.0 * people.noise / people.noise_count):
+        if rise > CLIPPED * math.sqrt(2.0) * noise:
             change = rise
     people.level += change
     return change
@@ -176,16 +172,19 @@ def _remember(people: Any, client: Any, x: float) -> None:
 
 
 @njit(cache=True)
-def _regression(people: Any) -> tuple[float, float]:
-    """B, and what is left of the spread: ``Beliefs._regression``."""
+def _spread(people: Any) -> float:
     mean = people.means / people.met
-    spread = max(people.square_means / people.met - mean**2, LEAST_SPREAD)
+    return max(float(people.square_means / people.met - mean**2), LEAST_SPREAD)
+
+
+@njit(cache=True)
+def _slope(people: Any) -> float:
+    """B: ``Beliefs._slope``."""
     varying = people.square_sizes / people.met - (people.sizes / people.met) ** 2
     if varying < 1e-12:
-        return 0.0, spread
-    common = people.products / people.met - people.sizes / people.met * mean
-    slope = common / (varying + 2.0 * spread / people.met)
-    return slope, max(spread - 2.0 * slope * common + slope**2 * varying, LEAST_SPREAD)
+        return 0.0
+    common = people.products / people.met - people.sizes / people.met * people.means / people.met
+    return float(common / (varying + 2.0 * _spread(people) / people.met))
 
 
 @njit(cache=True)
@@ -196,7 +195,7 @@ def _logs(people: Any, seen: Any, slots: IntArray) -> FloatArray:
     if people.met > 0.0:
         stranger = math.log(people.first_squares / people.met)
         noise = people.noise / people.noise_count
-        signal = _regression(people)[1] - noise * people.inverse_visits / people.met
+        signal = _spread(people) - noise * people.inverse_visits / people.met
         pseudo_visits = noise / max(signal, LEAST_SPREAD)
     for i in range(slots.size):
         client = seen[slots[i]]
@@ -207,15 +206,18 @@ def _logs(people: Any, seen: Any, slots: IntArray) -> FloatArray:
 
 
 @njit(cache=True)
-def _strangers_moved(people: Any, sizes_differ: bool, slope_moved: bool) -> bool:
-    """Whether the value of those never drawn has changed: ``Beliefs._follow_strangers``."""
-    stranger = math.log(_chance(people))
+def _follow_strangers(people: Any, seen: Any, sizes_differ: bool) -> bool:
+    """Whether those never drawn have followed what was learnt: ``Beliefs._follow_strangers``."""
+    if sizes_differ:
+        if people.met < max(GROWTH * people.followed, 1.0):
+            return False
+        people.slope, people.followed, people.first_squares = _slope(people), people.met, 0.0
+        for client in seen:
+            if client.visits > 0.0:
+                people.first_squares += math.exp(client.first - people.slope * client.size)
+    people.stranger = math.log(_chance(people))
     if people.met > 0.0:
-        stranger += math.log(people.first_squares / people.met)
-    moved = abs(stranger - people.stranger) > REBUILT and people.met >= GROWTH * people.followed
-    if sizes_differ and not slope_moved and not moved:
-        return False
-    people.stranger, people.followed = stranger, people.met
+        people.stranger += math.log(people.first_squares / people.met)
     return True
 
 
@@ -231,8 +233,8 @@ def miss(
     people.drawn += slots.size
     for i in range(slots.size):
         _count(people, seen[slots[i]], 0.0, sizes[i])
-    logs = _logs(people, seen, slots)
-    return logs, _strangers_moved(people, sizes_differ, False)
+    moved = _follow_strangers(people, seen, sizes_differ)
+    return _logs(people, seen, slots), moved
 
 
 @njit(cache=True)
@@ -271,7 +273,8 @@ def learn(
     something = log_feedback.max() > -np.inf
     if math.isnan(people.level):
         if not something:  # there is no level yet
-            return _logs(people, seen, slots), _strangers_moved(people, sizes_differ, False)
+            moved = _follow_strangers(people, seen, sizes_differ)
+            return _logs(people, seen, slots), moved
         people.level = np.median(x[x > -np.inf])
     if something:
         q, share = learnt_shares(own, slots, ratios, experts), np.exp(ExpertArrays(*experts).log_weights[1])
@@ -298,12 +301,5 @@ def learn(
             people.noise_count += 1.0
     for i in range(x.size):
         _remember(people, seen[slots[i]], x[i])
-    slope = _regression(people)[0]
-    slope_moved = abs(slope - people.slope) > REBUILT and people.met >= GROWTH * people.followed
-    if slope_moved:
-        people.slope, people.followed, people.first_squares = slope, people.met, 0.0
-        for client in seen:
-            if client.visits > 0.0:
-                people.first_squares += math.exp(client.first - slope * client.size)
-    logs = _logs(people, seen, slots)
-    return logs, _strangers_moved(people, sizes_differ, slope_moved)
+    moved = _follow_strangers(people, seen, sizes_differ)
+    return _logs(people, seen, slots), moved
