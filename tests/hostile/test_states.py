@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.hostile import COMMON, MAKERS, judge
+from benchmarks.hostile import COMMON, MAKERS, judge, play
 from sortition import (
     AvareSampler,
     EmpiricalBayesSampler,
@@ -102,3 +102,12 @@ def test_ids_whose_differences_overflow() -> None:
     assert len(outliers) == 3
     with pytest.raises(StateError, match=r"guard\.outliers"):
         sampler.load_state_dict({**state, "guard.outliers": np.array([*outliers[:2], -(2**63)])})
+
+
+def test_a_prior_without_a_share() -> None:
+    """A weight that is 0 as a double made a draw divide by zero."""
+    sampler = EmpiricalBayesSampler(**COMMON)
+    play(sampler, 12, np.random.default_rng(5))
+    state = sampler.state_dict()
+    with pytest.raises(StateError, match="nothing to the prior"):
+        sampler.load_state_dict({**state, "log_expert_weights": np.array([-1e4, 0.0])})
