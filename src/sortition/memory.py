@@ -498,7 +498,7 @@ class Memory:
         rounds = array(state, "rounds", np.int64, (None,))
         total = array(state, "sum", np.float64, shape)
         coefficient = Coefficient.from_state(state)
-        if len(rounds) % 2 or (np.diff(rounds, prepend=-1) < 1).any():
+        if len(rounds) % 2 or (rounds < 0).any() or (np.diff(rounds, prepend=-1) < 1).any():
             raise StateError("state has rounds that are not where stretches of rounds begin and end")
         check("client_weights", weights, np.isfinite(weights) & (weights >= 0.0), "finite, not negative")
         check("sum", total, np.isfinite(total), "finite")

@@ -24,6 +24,9 @@ from sortition import (
 )
 from sortition.core import designs
 from sortition.core.designs import DESIGNS
+from sortition.core.types import FloatArray, IntArray
+from sortition.engine.drawing import MOST_DRAWS
+from sortition.engine.fixed import Prior
 
 BILLION = 10**9
 PROPORTIONAL = ("osmd", "adaptive", "doubling", "proportional")
@@ -183,3 +186,22 @@ def test_feedback_of_a_client_that_has_left_is_not_learnt() -> None:
     sampler.observe(cohort, np.full(len(cohort), 5.0))
     assert sampler.probabilities()[cohort.clients[0]] == 0.0
     assert sampler.probabilities().sum() == pytest.approx(1.0)
+
+
+def test_a_cohort_that_is_nearly_always_the_same_takes_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without replacement the second of two clients of a billionth each would take a billion draws."""
+    p = np.array([1.0 - 2e-9, 1e-9, 1e-9])
+    asked = []
+    draw = Prior.draw
+
+    def counted(self: Prior, uniforms: FloatArray) -> tuple[IntArray, FloatArray]:
+        asked.append(len(uniforms))
+        return draw(self, uniforms)
+
+    monkeypatch.setattr(Prior, "draw", counted)
+    sampler = ProportionalSampler(
+        num_clients=3, cohort_size=2, client_weights=p, design="without_replacement"
+    )
+    chosen = [sampler.draw().clients[1] for _ in range(200)]
+    assert sum(asked) < 200 * 2 * 2 * MOST_DRAWS
+    assert 60 < chosen.count(1) < 140

@@ -252,6 +252,17 @@ def test_a_file_whose_newcomers_have_any_ids(run: Path) -> None:
                 question()
 
 
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [*(("probabilities", value) for value in (0.0, -1.0, np.nan, np.inf, 2.0)), ("weights", np.inf)],
+)
+def test_a_diagnosis_needs_the_chances_of_a_cohort(run: Path, entry: str, value: float) -> None:
+    """A forged chance was divided by, or multiplied beyond what a double holds."""
+    forge(run, 1, **{entry: np.array([value, 0.1, 0.1])})
+    with pytest.raises(LedgerError, match="chances of a cohort"):
+        diagnose(run)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_one_value_of_a_row_or_a_snapshot_is_wrong(tmp_path: Path, seed: int) -> None:
     """With right checksums: who reads or continues it gets an error of the library, or nothing unusual."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.hostile import COMMON, MAKERS, judge
+from benchmarks.hostile import COMMON, MAKERS, judge, play
 from sortition import (
     AvareSampler,
     EmpiricalBayesSampler,
+    Guard,
     KVibSampler,
     OptimalClientSampler,
     OptimalSampler,
+    StateError,
 )
 from sortition.core.designs import Design, inclusion_probabilities
 
@@ -87,3 +89,25 @@ def test_inclusion_probabilities_where_next_to_nothing_is_left() -> None:
     """One over 1e-320 is no double: a client of probability 0 had nan."""
     found = inclusion_probabilities(np.array([1.0, 2e-320, 2e-320, 0.0]), cohort_size=2)
     assert found == pytest.approx([1.0, 0.5, 0.5, 0.0], abs=1e-3)
+
+
+def test_ids_whose_differences_overflow() -> None:
+    """From 9 down to -2^63 is more than a whole number holds: the difference looked like a step upwards."""
+    sampler = AvareSampler(num_clients=100, cohort_size=20, design="fixed_size", guard=Guard())
+    for _ in range(20):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(cohort.clients < 3, 1e6, 1.0))
+    state = sampler.state_dict()
+    outliers = state["guard.outliers"]
+    assert len(outliers) == 3
+    with pytest.raises(StateError, match=r"guard\.outliers"):
+        sampler.load_state_dict({**state, "guard.outliers": np.array([*outliers[:2], -(2**63)])})
+
+
+def test_a_prior_without_a_share() -> None:
+    """A weight that is 0 as a double made a draw divide by zero."""
+    sampler = EmpiricalBayesSampler(**COMMON)
+    play(sampler, 12, np.random.default_rng(5))
+    state = sampler.state_dict()
+    with pytest.raises(StateError, match="nothing to the prior"):
+        sampler.load_state_dict({**state, "log_expert_weights": np.array([-1e4, 0.0])})

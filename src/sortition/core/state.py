@@ -38,9 +38,17 @@ def part(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
 
 
+def _unmasked(state: Mapping[str, Any], name: str) -> Any:
+    """An entry of a state; a StateError for a masked array, whose hidden entries no check would see."""
+    value = state.get(name)
+    if isinstance(value, np.ma.MaskedArray):
+        raise StateError(f"state must hold {name!r} without a mask, got a masked array; see its filled()")
+    return value
+
+
 def scalar(state: Mapping[str, Any], name: str) -> int | float:
     """A number out of a state."""
-    value = state.get(name)
+    value = _unmasked(state, name)
     if isinstance(value, (np.ndarray, np.generic)) and value.shape == () and value.dtype.kind in "iuf":
         value = value.item()  # as np.load gives it
     if isinstance(value, float) or (type(value) is int and abs(value) <= LARGEST_WHOLE):
@@ -58,7 +66,7 @@ def count(state: Mapping[str, Any], name: str) -> int:
 
 def text(state: Mapping[str, Any], name: str) -> Any:
     """A string or number out of a state, or None; as it was put in, or as ``np.load`` gives it."""
-    value = state.get(name)
+    value = _unmasked(state, name)
     if not isinstance(value, np.ndarray):
         return value
     if value.shape != ():
@@ -68,14 +76,14 @@ def text(state: Mapping[str, Any], name: str) -> Any:
 
 def array(state: Mapping[str, Any], name: str, dtype: type[np.generic], shape: tuple[int | None, ...]) -> Any:
     """An array out of a state, a copy if it is not constant, with its type and shape checked (None: any)."""
-    value = state.get(name)
+    value = _unmasked(state, name)
     if (
         isinstance(value, np.ndarray)
         and value.dtype == dtype
         and value.ndim == len(shape)
         and all(want in (None, got) for want, got in zip(shape, value.shape, strict=True))
     ):
-        return value if is_constant(value) else value.copy()
+        return value if is_constant(value) else np.array(value)
     got = f"{value.dtype} of shape {value.shape}" if isinstance(value, np.ndarray) else shown(value)
     wanted = tuple("any" if length is None else length for length in shape)
     raise StateError(f"state must hold {name!r}, {np.dtype(dtype)} of shape {wanted}, got {got}")

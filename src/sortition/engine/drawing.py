@@ -23,8 +23,8 @@ from sortition.engine.pivotal import ProbabilityLine, draw_fixed_size, line_of_v
 
 DENSE_CLIENTS = 64
 """With at most this many clients per member of the cohort, independent draws toss a coin for everybody."""
-MOST_DRAWS = 10**6
-"""A cohort that takes more draws than this, and than there are clients, is drawn from the whole vector."""
+MOST_DRAWS = 100
+"""With more draws a member than this, and more than there are clients, the whole vector is drawn from."""
 LEAST_UNCERTAIN = 1e-6
 """If the certain clients leave less mass than this to the others, coins are tossed for everybody."""
 LEAST_LEFT = 0.01
@@ -165,7 +165,7 @@ def _draw_without_replacement(
 ) -> Weighed:
     """A draw from the remaining clients is a draw from all, repeated until it gives one of them."""
     clients, probabilities = np.zeros(0, dtype=np.int64), np.zeros(0)
-    tries, most = cohort_size, max(MOST_DRAWS, num_clients)
+    tries, most = cohort_size, max(MOST_DRAWS * cohort_size, num_clients)
     while len(clients) < cohort_size and tries <= most:
         new, new_probabilities = distribution.draw(generator.random((tries, 2)))
         clients = np.concatenate((clients, new))
@@ -238,7 +238,7 @@ def _split(
         if left < LEAST_UNCERTAIN or distribution.block_probability() * scale > 0.5:
             return None
         better = (cohort_size - np.count_nonzero(certain)) / left
-        if better > max(MOST_DRAWS, num_clients):
+        if better > max(MOST_DRAWS * cohort_size, num_clients):
             return None
         if better <= scale * (1.0 + 1e-12):
             keep = p * scale > 0.5

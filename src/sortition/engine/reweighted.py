@@ -297,6 +297,8 @@ class ReweightedPrior(LogRatioMixture):
         self._unseen_log = number(state, "unseen_log", least=-LARGEST_STEP, most=LARGEST_STEP)
         self.share = number(state, "share", least=0.0, most=1.0)
         super().restore(state, experts=experts)
+        if not self.prior_share > 0.0:
+            raise StateError("state has 'log_expert_weights' that leave nothing to the prior")
 
     def _apply_share(self) -> None:
         with np.errstate(divide="ignore"):

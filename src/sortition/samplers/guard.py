@@ -267,7 +267,7 @@ class GuardState:
         guard._means = array(state, "guard.means", np.float64, (len(outliers),)).copy()
         guard._counts = array(state, "guard.counts", np.int64, (len(outliers),)).copy()
         guard._hints = np.full(len(outliers), -1)
-        right = (np.diff(outliers, prepend=-1) > 0) & (outliers < ids)
+        right = (outliers >= 0) & (outliers < ids) & (np.diff(outliers, prepend=-1) > 0)
         check("guard.outliers", outliers, right, f"ascending, from 0 to {ids - 1}")
         check("guard.means", guard._means, np.abs(guard._means) <= -LOWEST_LOG, "logarithms of doubles")
         right = (guard._counts > 0) & (guard._counts <= MOST_REPLIES)

@@ -184,6 +184,9 @@ class Noise:
         noise._key = bytes.fromhex(key)
         clients = array(state, "privacy.clients", np.int64, (None,))
         replies = array(state, "privacy.replies", np.int64, (len(clients),))
+        check("privacy.clients", clients, clients >= 0, "not negative")
         check("privacy.replies", replies, replies > 0, "above 0")
+        if len(np.unique(clients)) < len(clients):
+            raise StateError("state has 'privacy.clients' with one of them twice")
         noise._replies = dict(zip(clients.tolist(), replies.tolist(), strict=True))
         return noise

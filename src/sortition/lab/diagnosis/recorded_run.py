@@ -39,6 +39,8 @@ MOST_REPLAYED = 500
 DEFAULT_SAMPLER = "EmpiricalBayesSampler"
 FLOWER = "flower"
 """The attachment of a Flower run."""
+PROBABLE = 1.0 + 1e-9
+"""The largest probability of a row: one, up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ def drawn_rounds(
         replied, norms = cohort.replied(heard), entry.norms[heard]
         shares, by_size, count = masses.among(cohort.available, replied.clients, cohort_size)
         inclusion = replied.probabilities
+        if not (np.all((inclusion > 0.0) & (inclusion <= PROBABLE)) and np.all(np.isfinite(replied.weights))):
+            raise LedgerError(f"the row of round {cohort.round_index} does not hold the chances of a cohort")
         if not inclusion_design:
             inclusion = np.minimum(1.0, cohort_size * inclusion)
         yield DrawnRound(

@@ -88,7 +88,8 @@ class Page:
         """The whole page."""
         import vl_convert
 
-        specs = json.dumps(self._charts, ensure_ascii=False, allow_nan=False).replace("</", "<\\/")
+        # names come from files: neither "</script>" nor "<!--<script>" may decide where the script ends
+        specs = json.dumps(self._charts, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
         bundle = vl_convert.javascript_bundle(vl_version=VEGALITE)  # type: ignore[call-arg]  # its stub errs
         bundle = bundle.replace("</script", "<\\/script")
         scripts = ""
