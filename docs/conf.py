@@ -107,6 +107,7 @@ def setup(app: Any) -> None:
 
 # Looks
 html_theme = "furo"
+pygments_dark_style = "a11y-dark"  # the theme's own underlines names of modules, like links
 html_title = f"Sortition {release}"
 html_static_path = ["_static", f"{MATHJAX}/static/mathjax/tex-svg.js"]
 html_css_files = ["site.css"]

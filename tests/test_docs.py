@@ -32,6 +32,7 @@ USER_PAGES = [
     DOCS / "index.md",
     *(page for part in (TUTORIALS, HOW_TO, EXPLANATION) for page in sorted(part.glob("*.md"))),
 ]
+REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 MOST_WORDS, MOST_README_LINES = 9_000, 120
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -52,6 +53,19 @@ def programs(page: Path) -> list[str]:
 def test_the_pages_for_users_are_short() -> None:
     """All words count, also those of programs and tables; reference and research notes do not."""
     words = {str(page.relative_to(ROOT)): len(text_of(page).split()) for page in USER_PAGES}
+    assert sum(words.values()) <= MOST_WORDS, words
+
+
+def test_with_the_reference_they_are_short_too() -> None:
+    """All words that one reads: without programs, what these print, and docstrings that autodoc puts in."""
+
+    def words_of(page: Path) -> int:
+        prose = re.sub(
+            r"^```.*?^```$|\A---\n.*?^---$|^ {4}[^\n]*$", "", text_of(page), flags=re.DOTALL | re.MULTILINE
+        )
+        return sum(any(letter.isalnum() for letter in word) for word in prose.split())
+
+    words = {str(page.relative_to(ROOT)): words_of(page) for page in [*USER_PAGES, *REFERENCE]}
     assert sum(words.values()) <= MOST_WORDS, words
 
 

@@ -750,3 +750,4 @@ class TestCommand:
         above = result.stdout.partition("digits_federation: 20 clients")[0]
         assert "rounds at tuned steps" in above
         assert "sampling variance" in above
+        assert "'<' marks the verdict" in above

@@ -143,8 +143,8 @@ def test_what_a_killed_writer_had_not_finished_is_removed(
 
 
 def documented_loop() -> str:
-    """The first example of docs/reference/ledger.md, until whatever round is asked for."""
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "ledger.md").read_text()
+    """The first example of docs/research/ledger.md, until whatever round is asked for."""
+    page = (Path(__file__).parents[2] / "docs" / "research" / "ledger.md").read_text()
     block = page[page.index("    from sortition import") : page.index("`open_run` gives")]
     return textwrap.dedent(block).replace("< 500", "< until")
 

@@ -1,7 +1,7 @@
 """Samplers against re-implementations that follow the formulas and nothing else.
 
 Dense loops over all clients, no logarithms, no shared code: the paper for OSMD and its kin, the papers of the
-others (see docs/reference/paper-map.md) for MABS, VRB and Avare; with a prior, as their docstrings say. Given
+others (see docs/research/paper-map.md) for MABS, VRB and Avare; with a prior, as their docstrings say. Given
 the same cohorts, the same probabilities.
 """
 

@@ -11,6 +11,7 @@ from sortition.cli.options import ReportFile, RoundsProgress, number, whole_numb
 from sortition.core.errors import ConfigurationError
 from sortition.lab.diagnosis.diagnose import ROUNDS, diagnose
 from sortition.lab.imported import imported
+from sortition.lab.reports.diagnosis_page import HOW_TO_READ
 
 app = typer.Typer()
 
@@ -84,7 +85,7 @@ def diagnose_command(
         except ConfigurationError as error:
             name, space, rest = str(error).partition(" ")
             raise ConfigurationError(OPTIONS.get(name, name) + space + rest) from None
-    typer.echo(repr(found))
+    typer.echo(f"{found!r}\n\n{HOW_TO_READ}")
     if json is not None:
         write_text(json, found.json())
         typer.echo(f"Results: {json.resolve()}")

@@ -60,10 +60,12 @@ from sortition.lab.bench import (
 from sortition.lab.compare import DEFAULT_SAMPLERS, compare, rounds_of
 from sortition.lab.contestants import BASELINE, CONTESTANTS, GUIDANCE, find_contestant
 from sortition.lab.diagnosis.diagnose import diagnose
+from sortition.lab.diagnosis.findings import MEMORY
 from sortition.lab.federations import FEDERATIONS
 from sortition.lab.imported import imported
 from sortition.lab.problems.softmax import STEP_SIZE, digits_federation
 from sortition.lab.reports.comparison import MARKS
+from sortition.lab.reports.diagnosis_page import HOW_TO_READ as HOW_TO_READ_DIAGNOSIS
 from sortition.lab.reports.page import picture_png, picture_svg
 from sortition.lab.reports.real_page import HOW_TO_READ as HOW_TO_READ_REAL
 from sortition.lab.reports.real_page import picture, real_json, real_page, summary_table, verdict
@@ -187,7 +189,10 @@ def compare_command(
             pilots=False,
             seed=seed,
         )
-        typer.echo(f"{found.sentence}\n\n{found.table}\n")
+        typer.echo(f"{found.sentence}\n\n{found.table}\n\n{HOW_TO_READ_DIAGNOSIS}")
+        if found.choice == MEMORY and not memory:
+            typer.echo("The comparison that follows has no memory; --memory adds one.")
+        typer.echo()
     names = samplers.split(",")
     total = rounds_of(len({BASELINE, *names}), rounds, repeats, tune=tune)
     with RoundsProgress(total=total) as progress:

@@ -131,8 +131,8 @@ class Beliefs:
     :math:`e^{y/2} = \mathrm{mean}(e^{x/2})` over n visits is kept. It is shrunk towards the population, which
     counts for :math:`\kappa` visits:
 
-    .. math:: p = (1-\alpha)\,q + \alpha\,\pi, \qquad q_m \propto \pi_m e^{h_m} \sqrt{\rho_m}, \qquad
-              2 h_m = w\,y_m + (1-w)\,(u + B c_m), \qquad w = \frac{n}{n + \kappa}
+    .. math:: & p = (1-\alpha)\,q + \alpha\,\pi, \qquad q_m \propto \pi_m e^{h_m} \sqrt{\rho_m}, \\
+              & 2 h_m = w\,y_m + (1-w)\,(u + B c_m), \qquad w = \frac{n}{n + \kappa}
 
     Here :math:`u + B c_m`, with c the logarithm of the prior less its average, is the expected
     :math:`\log E[e^x]` of a client never met, :math:`\kappa` the variance of a deviation over the spread of

@@ -30,7 +30,8 @@ def osmd_step(
     where the distribution is now.
 
     >>> cohort = Cohort(0, 1, clients=[0], counts=[1], probabilities=[0.5], weights=[2.0])
-    >>> osmd_step(np.array([0.5, 0.5]), np.array([0.1, 0.1]), np.log(0.25), cohort, np.array([0.0])).round(6)
+    >>> half, floor = np.array([0.5, 0.5]), np.array([0.1, 0.1])
+    >>> osmd_step(half, floor, np.log(0.25), cohort, np.array([0.0])).round(6)
     array([0.880797, 0.119203])
     """
     with np.errstate(divide="ignore"):

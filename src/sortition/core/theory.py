@@ -82,9 +82,9 @@ def osmd_regret_bound(
 ) -> float:
     r"""What the dynamic regret of OSMD is at most, for any comparators (Theorem 6).
 
-    .. math:: \frac{\log M}{\eta} + \frac{2\log(M/\alpha)}{\eta}\mathrm{TV}(q^{1:T})
-              + \frac{\eta M^6}{2K^2\alpha^6} \sum_t (a^t_{\max})^2
-              + \frac{8\log(M/\alpha)}{\eta} \sum_t \psi(q^t, \alpha) + \sum_t \phi(q^t, \alpha)\, l_t(q^t)
+    .. math:: & \frac{\log M}{\eta} + \frac{2\log(M/\alpha)}{\eta}\mathrm{TV}(q^{1:T})
+              + \frac{\eta M^6}{2K^2\alpha^6} \sum_t (a^t_{\max})^2 \\
+              & + \frac{8\log(M/\alpha)}{\eta} \sum_t \psi(q^t, \alpha) + \sum_t \phi(q^t, \alpha)\, l_t(q^t)
 
     The last two terms are the projection error, 0 for comparators in :math:`\mathcal A`.
 

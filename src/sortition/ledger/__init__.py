@@ -32,7 +32,7 @@
 
 ``read_run(path)`` reads a run while it is being written or, with ``good=True``, what is good of a damaged
 one; ``verify_run(path)`` replays it from the start.
-``docs/reference/ledger.md`` says what the ledger promises and how it works.
+``docs/reference/ledger.md`` says what the ledger promises, ``docs/research/ledger.md`` how it works.
 """
 
 from __future__ import annotations

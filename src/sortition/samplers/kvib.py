@@ -26,9 +26,9 @@ class KVibSampler(BaseSampler):
 
     With :math:`\theta` = ``exploration`` and G = ``feedback_bound``,
 
-    .. math:: u_m = \sqrt{\omega_m + \tfrac{G M}{\theta K}}, \qquad
-              p_m = \min(1, c\,u_m) \text{ with } \textstyle\sum_m p_m = K, \qquad
-              \tilde p_m = (1-\theta)\,p_m + \theta\,\tfrac KM, \qquad
+    .. math:: & u_m = \sqrt{\omega_m + \tfrac{G M}{\theta K}}, \qquad
+              p_m = \min(1, c\,u_m) \text{ with } \textstyle\sum_m p_m = K, \\
+              & \tilde p_m = (1-\theta)\,p_m + \theta\,\tfrac KM, \qquad
               \omega_m \mathrel{+}= a_m / \tilde p_m
 
     where :math:`\tilde p_m` is the probability that client m is in the cohort and :math:`1/\tilde p_m` its

@@ -9,8 +9,8 @@ known of client m; one that is not known is taken to be the mean of the known on
 
 If the :math:`e_m` are in proportion to the known sizes, the denominator is the same for every draw, and
 :math:`\bar x` is unbiased. Otherwise it is a ratio of two unbiased estimates, with a bias of the order of
-1/K (docs/reference/flower.md has figures). The order of the clients is shuffled before the draw, so equal
-sizes give a simple random sample.
+1/K (docs/research/flower-rules.md has figures). The order of the clients is shuffled before the draw, so
+equal sizes give a simple random sample.
 """
 
 from __future__ import annotations
