@@ -17,6 +17,7 @@ from sortition.lab.arena.real import (
     FULL_PARTICIPATION,
     METHODS,
     RECOMMENDED,
+    recommended_among,
 )
 from sortition.lab.arena.real_scores import CellResult, MethodScore, Pair
 from sortition.lab.federations.data import FEDERATIONS
@@ -32,8 +33,9 @@ HOW_TO_READ = (
     "clients and server are tuned for each method with the same number of runs, on other seeds. Brackets are "
     "95% intervals over the seeds (jackknife); a dash: the target was not reached. With weights 1/M the "
     "reference draws uniformly, with replacement. size-our-steps is the reference at the steps that "
-    "were tuned for the recommended setting: a control. Rounds of full participation are the least "
-    "that any unbiased choice of clients can hope for."
+    "were tuned for the recommended setting: a control. SCAFFOLD has a memory of its own, so the recommended "
+    "setting is without one there. Rounds of full participation are the least that any unbiased choice of "
+    "clients can hope for."
 )
 COLUMNS = [
     "method",
@@ -125,32 +127,49 @@ def geometric_means(results: Sequence[CellResult]) -> dict[str, Mean]:
     return dict(sorted(means.items(), key=lambda item: (math.isnan(item[1].ratio), item[1].ratio)))
 
 
-def over_best_reference(results: Sequence[CellResult]) -> float:
+class Recommended(NamedTuple):
+    """The recommended setting over the cells with K/M of 5% or more; without a memory under SCAFFOLD."""
+
+    mean: Mean
+    over_best_reference: float
     """The same mean over the reference at its own steps or at ours, whichever are better on report seeds."""
-    logs = []
+
+
+def recommended(results: Sequence[CellResult]) -> Recommended:
+    """Geometric means of the recommended setting, over every cell that has it."""
+    own, over_best, missed = [], [], 0
     for result in results:
         ratios = {score.method: score.ratio for score in result.scores}
-        own = ratios.get(RECOMMENDED)
-        if own is not None and result.cell.share >= LEAST_SHARE:
-            logs.append(math.log(own / min(1.0, ratios.get(CONTROL) or 1.0)))
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+        name = recommended_among(ratios)
+        if name not in ratios or result.cell.share < LEAST_SHARE:
+            continue
+        ratio = ratios[name]
+        if ratio is None:
+            missed += 1
+            continue
+        own.append(math.log(ratio))
+        over_best.append(math.log(ratio / min(1.0, ratios.get(CONTROL) or 1.0)))
+    if not own:
+        return Recommended(Mean(math.nan, 0, missed), math.nan)
+    return Recommended(
+        Mean(math.exp(sum(own) / len(own)), len(own), missed), math.exp(sum(over_best) / len(over_best))
+    )
 
 
 def verdict(results: Sequence[CellResult]) -> list[str]:
     """What the table says of the recommended setting, in sentences."""
-    means = geometric_means(results)
+    mean, over_best_reference = recommended(results)
     pairs = [result.best_rival for result in results if result.best_rival is not None]
     worse = [p for p in pairs if math.isinf(p.ratio) or (p.interval is not None and p.interval[0] > 1.0)]
     better = [pair for pair in pairs if pair.interval is not None and pair.interval[1] < 1.0]
     said = []
-    if RECOMMENDED in means:
-        mean = means[RECOMMENDED]
+    if mean.cells:
         over = "one cell" if mean.cells == 1 else f"{mean.cells} cells"
         missed = f" It did not reach the target in {mean.missed} others." if mean.missed else ""
         said.append(
             f"The recommended setting needs {mean.ratio:.2f} times the client trainings of size-proportional "
             f"FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed} If the reference may "
-            f"take our steps wherever they are better for it, it is {over_best_reference(results):.2f} times."
+            f"take our steps wherever they are better for it, it is {over_best_reference:.2f} times."
         )
     said.append(
         f"Against the best unbiased rival of each cell it needs fewer trainings in {len(better)} of "
