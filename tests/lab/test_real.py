@@ -269,6 +269,19 @@ class TestScores:
         known = [math.log(ratio) for ratio in ratios[:2] if ratio is not None]
         assert mean.ratio == pytest.approx(math.exp(sum(known) / len(known)), nan_ok=True)
 
+    def test_the_interval_of_a_mean_over_cells(self, tmp_path):
+        """Of n cells with the same interval it is narrower by the root of n."""
+        tasks = [task(BASE), task(RECOMMENDED)]
+        run_real(tasks, tmp_path)
+        (result,) = judge(tasks, tmp_path)
+        score = replace(result.scores[1], ratio=0.5, interval=(0.25, 1.0))
+        four = [result._replace(scores=(result.scores[0], score))] * 4
+        found = recommended(four)
+        assert (found.mean.ratio, found.mean.cells) == (pytest.approx(0.5), 4)
+        assert found.interval == pytest.approx((0.5 / math.sqrt(2.0), 0.5 * math.sqrt(2.0)))
+        unknown = result._replace(scores=(result.scores[0], replace(score, interval=None)))
+        assert recommended([*four, unknown]).interval is None
+
 
 def test_a_task_uses_one_thread(monkeypatch):
     """With more, the numbers would depend on the number of processes."""

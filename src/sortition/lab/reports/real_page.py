@@ -131,34 +131,40 @@ class Recommended(NamedTuple):
     """The recommended setting over the cells with K/M of 5% or more; without a memory under SCAFFOLD."""
 
     mean: Mean
+    interval: tuple[float, float] | None
+    """From those of the cells, as if these were independent; None if one of them has none."""
     over_best_reference: float
     """The same mean over the reference at its own steps or at ours, whichever are better on report seeds."""
 
 
 def recommended(results: Sequence[CellResult]) -> Recommended:
     """Geometric means of the recommended setting, over every cell that has it."""
-    own, over_best, missed = [], [], 0
+    logs, over_best, halves, missed = [], [], [], 0
     for result in results:
-        ratios = {score.method: score.ratio for score in result.scores}
-        name = recommended_among(ratios)
-        if name not in ratios or result.cell.share < LEAST_SHARE:
+        scores = {score.method: score for score in result.scores}
+        own = scores.get(recommended_among(scores))
+        if own is None or result.cell.share < LEAST_SHARE:
             continue
-        ratio = ratios[name]
-        if ratio is None:
+        if own.ratio is None:
             missed += 1
             continue
-        own.append(math.log(ratio))
-        over_best.append(math.log(ratio / min(1.0, ratios.get(CONTROL) or 1.0)))
-    if not own:
-        return Recommended(Mean(math.nan, 0, missed), math.nan)
+        control = scores[CONTROL].ratio if CONTROL in scores else None
+        logs.append(math.log(own.ratio))
+        over_best.append(math.log(own.ratio / min(1.0, control or 1.0)))
+        halves.append(math.log(own.interval[1] / own.ratio) if own.interval else math.nan)
+    if not logs:
+        return Recommended(Mean(math.nan, 0, missed), None, math.nan)
+    mean, half = sum(logs) / len(logs), math.hypot(*halves) / len(logs)
     return Recommended(
-        Mean(math.exp(sum(own) / len(own)), len(own), missed), math.exp(sum(over_best) / len(over_best))
+        Mean(math.exp(mean), len(logs), missed),
+        None if math.isnan(half) else (math.exp(mean - half), math.exp(mean + half)),
+        math.exp(sum(over_best) / len(over_best)),
     )
 
 
 def verdict(results: Sequence[CellResult]) -> list[str]:
     """What the table says of the recommended setting, in sentences."""
-    mean, over_best_reference = recommended(results)
+    mean, interval, over_best_reference = recommended(results)
     pairs = [result.best_rival for result in results if result.best_rival is not None]
     worse = [p for p in pairs if math.isinf(p.ratio) or (p.interval is not None and p.interval[0] > 1.0)]
     better = [pair for pair in pairs if pair.interval is not None and pair.interval[1] < 1.0]
@@ -167,9 +173,10 @@ def verdict(results: Sequence[CellResult]) -> list[str]:
         over = "one cell" if mean.cells == 1 else f"{mean.cells} cells"
         missed = f" It did not reach the target in {mean.missed} others." if mean.missed else ""
         said.append(
-            f"The recommended setting needs {mean.ratio:.2f} times the client trainings of size-proportional "
-            f"FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed} If the reference may "
-            f"take our steps wherever they are better for it, it is {over_best_reference:.2f} times."
+            f"The recommended setting needs {ratio_text(mean.ratio, interval)} times the client trainings of "
+            f"size-proportional FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed} If "
+            f"the reference may take our steps wherever they are better for it, it is "
+            f"{over_best_reference:.2f} times."
         )
     said.append(
         f"Against the best unbiased rival of each cell it needs fewer trainings in {len(better)} of "
