@@ -31,11 +31,11 @@ HOW_TO_READ = (
     "Client trainings to a target held-out loss, over those of size-proportional FedAvg (with replacement): "
     "lower is better. The target is the loss that this reference has after 80% of the rounds. Step sizes of "
     "clients and server are tuned for each method with the same number of runs, on other seeds. Brackets are "
-    "95% intervals over the seeds (jackknife); a dash: the target was not reached. With weights 1/M the "
-    "reference draws uniformly, with replacement. size-our-steps is the reference at the steps that "
-    "were tuned for the recommended setting: a control. SCAFFOLD has a memory of its own, so the recommended "
-    "setting is without one there. Rounds of full participation are the least that any unbiased choice of "
-    "clients can hope for."
+    "95% intervals over the seeds (jackknife); those of the other methods are in the tables below. A dash: "
+    "the target was not reached. With weights 1/M the reference draws uniformly, with replacement. "
+    "size-our-steps is the reference at the steps that were tuned for the recommended setting: a control. "
+    "SCAFFOLD has a memory of its own, so the recommended setting is without one there. Rounds of full "
+    "participation are the least that any unbiased choice of clients can hope for."
 )
 COLUMNS = [
     "method",
@@ -72,12 +72,12 @@ def ratio_text(ratio: float | None, interval: tuple[float, float] | None) -> str
 
 def summary_columns() -> list[str]:
     """Of the table over all cells."""
-    best = ["best unbiased rival", f"{RECOMMENDED} over it"]
+    best = ["best unbiased rival", "recommended over it"]
     return ["federation", "condition", SHOWN[0], *best, *SHOWN[1:], "full (rounds)"]
 
 
 def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
-    """A row for each cell."""
+    """A row for each cell; intervals of the recommended setting only, which are many numbers already."""
     rows = []
     for result in results:
         known = {score.method: score for score in result.scores}
@@ -88,18 +88,18 @@ def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
             [
                 result.cell.federation,
                 result.cell.condition,
-                _ratio_of(known.get(SHOWN[0])),
+                _ratio_of(known.get(SHOWN[0]), interval=True),
                 "" if pair is None else pair.rival,
                 "" if pair is None else ratio_text(pair.ratio, pair.interval),
-                *(_ratio_of(known.get(name)) for name in SHOWN[1:]),
+                *(_ratio_of(known.get(name), interval=False) for name in SHOWN[1:]),
                 "" if full is None else ratio_text(rounds, None),
             ]
         )
     return rows
 
 
-def _ratio_of(score: MethodScore | None) -> str:
-    return "" if score is None else ratio_text(score.ratio, score.interval)
+def _ratio_of(score: MethodScore | None, *, interval: bool) -> str:
+    return "" if score is None else ratio_text(score.ratio, score.interval if interval else None)
 
 
 class Mean(NamedTuple):
@@ -197,7 +197,7 @@ def summary_table(results: Sequence[CellResult]) -> Table:
         table.add_row(*row)
     means = geometric_means(results)
     table.add_section()
-    shown = [f"{means[name].ratio:.2f}" if name in means else "" for name in SHOWN]
+    shown = [ratio_text(means[name].ratio, None) if name in means else "" for name in SHOWN]
     table.add_row("geometric mean", "K/M from 5%", shown[0], "", "", *shown[1:])
     return table
 
@@ -210,7 +210,7 @@ def real_page(results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str
     page.table(
         ["method", "kind", "geometric mean", "cells", "target not reached"],
         [
-            [name, METHODS[name].role, Number(f"{mean.ratio:.2f}"), mean.cells, mean.missed]
+            [name, METHODS[name].role, Number(ratio_text(mean.ratio, None)), mean.cells, mean.missed]
             for name, mean in geometric_means(results).items()
         ],
         folded="Geometric means over the cells with K/M of 5% or more",
