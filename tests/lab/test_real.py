@@ -28,6 +28,7 @@ from sortition.lab.arena.real import (
     Task,
     cells_of,
     finished,
+    installed_federations,
     methods_of,
     online_at,
     rounds_left,
@@ -39,9 +40,16 @@ from sortition.lab.arena.real import (
 )
 from sortition.lab.arena.real_scores import Curves, judge, log_ratio, ratio_interval
 from sortition.lab.federations.data import FEDERATIONS, Examples, Source, dealt
-from sortition.lab.reports.real_page import geometric_means, picture, real_json, real_page, verdict
+from sortition.lab.reports.real_page import (
+    geometric_means,
+    picture,
+    real_json,
+    real_page,
+    recommended,
+    verdict,
+)
 
-pytest.importorskip("torch", reason="the extra torch is not installed")
+torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
 TINY = Effort(num_rounds=6, evaluations=3, tuning_runs=2, tuning_seeds=1, report_seeds=2, probed_seeds=1)
 
@@ -245,6 +253,54 @@ class TestScores:
         assert RECOMMENDED in geometric_means([result]) or result.scores[1].ratio is None
         assert "Against the best unbiased rival" in " ".join(verdict([result]))
 
+    def test_the_recommended_setting_counts_in_every_cell(self, tmp_path):
+        """Without a memory under SCAFFOLD, which has one; and not where few clients take part."""
+        cells = [{}, {"algorithm": "scaffold"}, {"share": 0.04}]
+        tasks = [
+            task(method, **cell)
+            for cell in cells
+            for method in (BASE, "default" if "algorithm" in cell else RECOMMENDED)
+        ]
+        run_real(tasks, tmp_path)
+        results = judge(tasks, tmp_path)
+        ratios = [result.scores[1].ratio for result in results]
+        mean = recommended(results).mean
+        assert mean.cells + mean.missed == 2
+        known = [math.log(ratio) for ratio in ratios[:2] if ratio is not None]
+        assert mean.ratio == pytest.approx(math.exp(sum(known) / len(known)), nan_ok=True)
+
+    def test_the_interval_of_a_mean_over_cells(self, tmp_path):
+        """Of n cells with the same interval it is narrower by the root of n."""
+        tasks = [task(BASE), task(RECOMMENDED)]
+        run_real(tasks, tmp_path)
+        (result,) = judge(tasks, tmp_path)
+        score = replace(result.scores[1], ratio=0.5, interval=(0.25, 1.0))
+        four = [result._replace(scores=(result.scores[0], score))] * 4
+        found = recommended(four)
+        assert (found.mean.ratio, found.mean.cells) == (pytest.approx(0.5), 4)
+        assert found.interval == pytest.approx((0.5 / math.sqrt(2.0), 0.5 * math.sqrt(2.0)))
+        unknown = result._replace(scores=(result.scores[0], replace(score, interval=None)))
+        assert recommended([*four, unknown]).interval is None
+
+
+def test_a_task_uses_one_thread(monkeypatch):
+    """With more, the numbers would depend on the number of processes."""
+    before, seen = torch.get_num_threads(), []
+    original = real.run_once
+
+    def watched(*arguments, **more):
+        seen.append(torch.get_num_threads())
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(real, "run_once", watched)
+    torch.set_num_threads(2)
+    try:
+        real.run_task(task(), None, None)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+
 
 class TestCommand:
     def invoke(self, *arguments: str):
@@ -268,6 +324,8 @@ class TestCommand:
             (["--quick"], "need --real"),
             (["--ray", "local"], "need --real"),
             (["--real", "--samplers", "uniform"], "of its own"),
+            (["--real", "--mode", "closed"], "of its own"),
+            (["--real", "--split", "tune"], "of its own"),
             (["--real", "--federations", "mars"], "got 'mars'"),
             (["--real", "--seeds", "0"], "at least 1"),
         ],
@@ -284,6 +342,20 @@ class TestCommand:
         monkeypatch.setattr(real, "federation", missing)
         result = self.invoke("--real", "--federations", "toy", "--out", str(tmp_path))
         assert (result.exit_code, result.stderr) == (2, "sortition: toy is not installed\n")
+        result = self.invoke("--real", "--out", str(tmp_path))
+        assert (result.exit_code, "no federation has its data installed" in result.stderr) == (2, True)
+
+    def test_what_is_missing_is_left_out(self, monkeypatch):
+        known = real.federation
+
+        def some(name):
+            if name != "toy":
+                raise DataError("not here")
+            return known(name)
+
+        monkeypatch.setattr(real, "federation", some)
+        names, missing = installed_federations(None)
+        assert (names, missing) == (["toy"], {name: "not here" for name in FEDERATIONS if name != "toy"})
 
 
 ON_RAY = """

@@ -269,6 +269,10 @@ HOW_TO_READ_VECTORS = (
 )
 
 
+NOT_FOR_REAL = (None, None, 0, "replay", None, False, "all", None, "ratio")
+"""The options that --real does not take, as they are if nobody gives them."""
+
+
 def _list_environments(wanted: bool) -> None:
     if wanted:
         for environment in ENVIRONMENTS.values():
@@ -405,8 +409,11 @@ def arena_command(
 ) -> None:
     """Run every sampler in every environment, and print how far from the optimum each one is."""
     if real:
-        if samplers is not None or environments is not None:
-            raise typer.BadParameter("--real has methods and --federations of its own.")
+        if (samplers, environments, skip, mode, designs, memory, split, data, measure) != NOT_FOR_REAL:
+            raise typer.BadParameter(
+                "--real has methods and --federations of its own; else it takes --quick, --seeds, --jobs, "
+                "--ray and --out only."
+            )
         _run_real(federations, quick, seeds, jobs, ray, out)
         return
     if quick or federations is not None or ray is not None:
@@ -512,7 +519,9 @@ def _run_real(
 
     target = writable_directory(out or Path("real-quick" if quick else "real-federations"))
     assert target is not None
-    names = installed_federations(None if federations is None else federations.split(","))
+    names, missing = installed_federations(None if federations is None else federations.split(","))
+    for name, reason in missing.items():
+        typer.echo(f"sortition: {name} is left out: {reason}", err=True)
     tasks = tasks_of(names, quick=quick, seeds=seeds)
     left = rounds_left(tasks, target)
     if left < sum(task.effort.rounds for task in tasks):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -182,9 +183,9 @@ def training_rounds(
 
     In the rounds 0, ``measure_every``, 2 ``measure_every``, ... the norms of all clients and the sampler's
     distribution are recorded; 0 records nothing. Only an oracle is shown the norms. Losses are given to
-    samplers that want them, if the problem has ``client_losses(model, power)``: of all clients, the mean of
-    the sample losses, or their power mean. ``available`` gives the clients that are online in a round;
-    without it everybody is.
+    samplers that want them, if the problem has ``client_losses(model, clients, power)``: the mean loss of all
+    the training data of these clients, or the power mean. ``available`` gives the clients that are online in
+    a round; without it everybody is.
     """
     state = algorithm.start(problem)
     oracle = sampler if isinstance(sampler, Oracle) else None
@@ -199,13 +200,13 @@ def training_rounds(
             oracle.reveal(norms)
         model = getattr(state, "model", state)
         if asking is not None:
-            asking.ask(lambda clients, model=model: problem.client_losses(model)[clients])  # type: ignore[misc]
+            asking.ask(partial(problem.client_losses, model))
         if measured:
             probabilities = sampler.probabilities()
         cohort = sampler.draw() if available is None else sampler.draw(available(round_index))
         state, cohort_norms = algorithm(state, cohort, problem, round_index)
         if hearing is not None:
-            hearing.hear(cohort, problem.client_losses(model, power=2.0)[cohort.clients])
+            hearing.hear(cohort, problem.client_losses(model, cohort.clients, power=2.0))
         sampler.observe(cohort, cohort_norms)
         yield TrainingRound(round_index, cohort, state, norms, probabilities)
 

@@ -109,3 +109,5 @@ def test_an_archive_is_kept_in_the_users_cache(tmp_path, monkeypatch):
         source_archive("toy", "1.0", "0" * 64)
     archive.write_bytes(b"toy")
     assert source_archive("toy", "1.0", hashlib.sha256(b"toy").hexdigest()) == archive
+    with pytest.raises(DataError, match="damaged; delete it, and it is fetched again"):
+        source_archive("toy", "1.0", "0" * 64)

@@ -126,8 +126,25 @@ def test_a_federation_is_a_problem(kind):
     assert not np.allclose(problem.updates(model, np.array([4]), 3)[0], together[1], atol=1e-6)
     other = FederatedModel(toy(kind), batch_size=3, seed=2)
     assert not np.array_equal(other.initial_model(), model)
-    assert problem.client_losses(model).shape == (6,)
-    assert np.all(problem.client_losses(model, power=2.0) >= problem.client_losses(model) - 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["table", "text", "image"])
+def test_client_losses_are_of_all_training_data(kind):
+    """Every training example of a client counts once, and in any order of the clients."""
+    data = toy(kind)
+    problem = FederatedModel(data, batch_size=3, seed=1)
+    model, clients = problem.initial_model(), np.array([5, 0, 3])
+    ends = np.cumsum(data.client_sizes)
+    for power in (1.0, 2.0):
+        expected = []
+        for client in clients:
+            own = slice(ends[client] - data.client_sizes[client], ends[client])
+            row, inputs, targets = (
+                torch.as_tensor(v)[None] for v in (model, data.inputs[own], data.targets[own])
+            )
+            each = losses(problem.model, row.float(), inputs, targets)[0].double().numpy()
+            expected.append(np.mean(each**power) ** (1.0 / power))
+        assert problem.client_losses(model, clients, power) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_loss_is_the_weighted_mean_of_held_out_losses():

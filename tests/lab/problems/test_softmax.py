@@ -207,8 +207,10 @@ class TestImages:
         width = 1e-2
         for place in (0, 37, 159):
             axis = width * np.eye(len(model))[place]
-            rise = federation.client_losses(model + axis) - federation.client_losses(model - axis)
-            assert gradient[place] == pytest.approx(rise[client] / (2 * width), abs=2e-3)
+            ahead, behind = (
+                federation.client_losses(model + s * axis, np.array([client]))[0] for s in (1, -1)
+            )
+            assert gradient[place] == pytest.approx((ahead - behind) / (2 * width), abs=2e-3)
 
     def test_norms_without_gradients(self, federation):
         model = np.random.default_rng(1).normal(size=federation.initial_model().size)
@@ -218,7 +220,7 @@ class TestImages:
     def test_loss_weighs_clients_by_size(self, federation):
         model = np.random.default_rng(1).normal(size=federation.initial_model().size)
         assert federation.loss(model) == pytest.approx(
-            float(federation.client_weights @ federation.client_losses(model)), rel=1e-5
+            float(federation.client_weights @ federation.client_losses(model, np.arange(40))), rel=1e-5
         )
 
     def test_it_can_be_learnt(self, federation):

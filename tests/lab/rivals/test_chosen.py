@@ -130,11 +130,17 @@ class TestOort:
         for _ in range(30):
             assert set(sampler.draw().clients.tolist()) <= {0, 1, 2}
 
-    def test_aggregate_is_the_mean_by_data(self):
+    def test_aggregate_is_the_plain_mean(self):
         cohort = self.make().draw()
         updates = np.eye(7)[cohort.clients]
-        lam = WEIGHTS[cohort.clients]
-        assert aggregate(cohort, lam, updates) == pytest.approx(lam @ updates / lam.sum())
+        step = aggregate(cohort, WEIGHTS[cohort.clients], updates)
+        assert step == pytest.approx(updates.mean(axis=0))
+
+    def test_places_for_exploration_are_rounded_down(self):
+        """9 of 10 places explore at 0.9, though 10 (1 - 0.9) is less than 1 in floating point."""
+        sampler = OortSampler(num_clients=40, cohort_size=10)
+        sampler._last_rounds[:20], sampler._utilities[:20] = 1, 1.0
+        assert np.count_nonzero(sampler.draw().clients < 20) == 1
 
     def test_continues_where_it_stopped(self):
         whole, broken = self.make(seed=2), self.make(seed=2)

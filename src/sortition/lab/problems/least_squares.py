@@ -186,9 +186,9 @@ class LeastSquares:
         offset = self._root @ (model - self.minimiser)
         return self.least_loss + float(offset @ offset)
 
-    def client_losses(self, model: FloatArray, power: float = 1.0) -> FloatArray:
-        """Mean of each client's sample losses, or their mean of this ``power``."""
-        losses = (self.features @ model - self.targets) ** 2 / 2.0
+    def client_losses(self, model: FloatArray, clients: IntArray, power: float = 1.0) -> FloatArray:
+        """The mean of the sample losses of each of ``clients``, or their mean of this ``power``."""
+        losses = (self.features[clients] @ model - self.targets[clients]) ** 2 / 2.0
         return np.asarray(np.mean(losses**power, axis=1) ** (1.0 / power))
 
     def smoothness(self) -> FloatArray:

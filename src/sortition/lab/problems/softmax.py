@@ -144,11 +144,11 @@ class SoftmaxFederation:
         """Mean cross-entropy over the training data of all clients."""
         return float(self._losses(model, self._features, self.labels).mean())
 
-    def client_losses(self, model: FloatArray, power: float = 1.0) -> FloatArray:
-        """Mean cross-entropy of each client's training data, or its mean of this ``power``."""
+    def client_losses(self, model: FloatArray, clients: IntArray, power: float = 1.0) -> FloatArray:
+        """The mean cross-entropy of all the training data of ``clients``, or its mean of this ``power``."""
         losses = self._losses(model, self._features, self.labels)
         means = np.add.reduceat(losses**power, self._first_rows) / self.client_sizes
-        return np.asarray(means ** (1.0 / power))
+        return np.asarray(means[clients] ** (1.0 / power))
 
     def accuracy(self, model: FloatArray) -> float:
         """Share of the held-out rows that are classified right."""

@@ -15,6 +15,7 @@ VEGALITE = "6.4"
 SHORT = 24
 """Texts of a table up to this length are not broken into lines."""
 
+MANY_COLUMNS = 10
 NUMBERS = ' class="number"'
 
 STYLE = """
@@ -29,7 +30,8 @@ th, td { padding: .25rem .7rem; border-bottom: 1px solid #e4e4e4; text-align: le
 td.short, td.number { white-space: nowrap; } td.number, th.number { text-align: right; }
 th { background: #f6f6f6; }
 td.bad { color: #b00020; font-weight: 600; } td.good { color: #00693e; }
-.chart, .table { overflow-x: auto; margin: .8rem 0; } details { margin: .6rem 0; }
+.chart, .table { overflow-x: auto; margin: .8rem 0; }
+.wide { margin-inline: min(0px, calc(510px - 50vw + 1.2rem)); } details { margin: .6rem 0; }
 summary { cursor: pointer; color: #0b57a4; }
 .chart.vega-embed { display: block; width: 100%; } .chart svg { display: block; }
 .chart + .note { margin-top: 0; }
@@ -77,9 +79,11 @@ class Page:
     ) -> None:
         """A table; numbers are aligned to the right, True and False coloured; ``folded`` hides it at first.
 
-        Without names of columns it has no header. A table that is too wide scrolls in its own box.
+        Without names of columns it has no header. A table that is too wide scrolls in its own box; with many
+        columns this is as wide as the window.
         """
-        table = f'<div class="table">{html_table(columns, rows)}</div>'
+        kind = "table wide" if len(columns) > MANY_COLUMNS else "table"
+        table = f'<div class="{kind}">{html_table(columns, rows)}</div>'
         if folded is not None:
             table = f"<details><summary>{html.escape(folded)}</summary>{table}</details>"
         self._parts.append(table)

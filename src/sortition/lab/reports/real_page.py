@@ -17,6 +17,7 @@ from sortition.lab.arena.real import (
     FULL_PARTICIPATION,
     METHODS,
     RECOMMENDED,
+    recommended_among,
 )
 from sortition.lab.arena.real_scores import CellResult, MethodScore, Pair
 from sortition.lab.federations.data import FEDERATIONS
@@ -30,10 +31,11 @@ HOW_TO_READ = (
     "Client trainings to a target held-out loss, over those of size-proportional FedAvg (with replacement): "
     "lower is better. The target is the loss that this reference has after 80% of the rounds. Step sizes of "
     "clients and server are tuned for each method with the same number of runs, on other seeds. Brackets are "
-    "95% intervals over the seeds (jackknife); a dash: the target was not reached. With weights 1/M the "
-    "reference draws uniformly, with replacement. size-our-steps is the reference at the steps that "
-    "were tuned for the recommended setting: a control. Rounds of full participation are the least "
-    "that any unbiased choice of clients can hope for."
+    "95% intervals over the seeds (jackknife); those of the other methods are in the tables below. A dash: "
+    "the target was not reached. With weights 1/M the reference draws uniformly, with replacement. "
+    "size-our-steps is the reference at the steps that were tuned for the recommended setting: a control. "
+    "SCAFFOLD has a memory of its own, so the recommended setting is without one there. Rounds of full "
+    "participation are the least that any unbiased choice of clients can hope for."
 )
 COLUMNS = [
     "method",
@@ -70,12 +72,12 @@ def ratio_text(ratio: float | None, interval: tuple[float, float] | None) -> str
 
 def summary_columns() -> list[str]:
     """Of the table over all cells."""
-    best = ["best unbiased rival", f"{RECOMMENDED} over it"]
+    best = ["best unbiased rival", "recommended over it"]
     return ["federation", "condition", SHOWN[0], *best, *SHOWN[1:], "full (rounds)"]
 
 
 def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
-    """A row for each cell."""
+    """A row for each cell; intervals of the recommended setting only, which are many numbers already."""
     rows = []
     for result in results:
         known = {score.method: score for score in result.scores}
@@ -86,18 +88,18 @@ def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
             [
                 result.cell.federation,
                 result.cell.condition,
-                _ratio_of(known.get(SHOWN[0])),
+                _ratio_of(known.get(SHOWN[0]), interval=True),
                 "" if pair is None else pair.rival,
                 "" if pair is None else ratio_text(pair.ratio, pair.interval),
-                *(_ratio_of(known.get(name)) for name in SHOWN[1:]),
+                *(_ratio_of(known.get(name), interval=False) for name in SHOWN[1:]),
                 "" if full is None else ratio_text(rounds, None),
             ]
         )
     return rows
 
 
-def _ratio_of(score: MethodScore | None) -> str:
-    return "" if score is None else ratio_text(score.ratio, score.interval)
+def _ratio_of(score: MethodScore | None, *, interval: bool) -> str:
+    return "" if score is None else ratio_text(score.ratio, score.interval if interval else None)
 
 
 class Mean(NamedTuple):
@@ -125,32 +127,56 @@ def geometric_means(results: Sequence[CellResult]) -> dict[str, Mean]:
     return dict(sorted(means.items(), key=lambda item: (math.isnan(item[1].ratio), item[1].ratio)))
 
 
-def over_best_reference(results: Sequence[CellResult]) -> float:
+class Recommended(NamedTuple):
+    """The recommended setting over the cells with K/M of 5% or more; without a memory under SCAFFOLD."""
+
+    mean: Mean
+    interval: tuple[float, float] | None
+    """From those of the cells, as if these were independent; None if one of them has none."""
+    over_best_reference: float
     """The same mean over the reference at its own steps or at ours, whichever are better on report seeds."""
-    logs = []
+
+
+def recommended(results: Sequence[CellResult]) -> Recommended:
+    """Geometric means of the recommended setting, over every cell that has it."""
+    logs, over_best, halves, missed = [], [], [], 0
     for result in results:
-        ratios = {score.method: score.ratio for score in result.scores}
-        own = ratios.get(RECOMMENDED)
-        if own is not None and result.cell.share >= LEAST_SHARE:
-            logs.append(math.log(own / min(1.0, ratios.get(CONTROL) or 1.0)))
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+        scores = {score.method: score for score in result.scores}
+        own = scores.get(recommended_among(scores))
+        if own is None or result.cell.share < LEAST_SHARE:
+            continue
+        if own.ratio is None:
+            missed += 1
+            continue
+        control = scores[CONTROL].ratio if CONTROL in scores else None
+        logs.append(math.log(own.ratio))
+        over_best.append(math.log(own.ratio / min(1.0, control or 1.0)))
+        halves.append(math.log(own.interval[1] / own.ratio) if own.interval else math.nan)
+    if not logs:
+        return Recommended(Mean(math.nan, 0, missed), None, math.nan)
+    mean, half = sum(logs) / len(logs), math.hypot(*halves) / len(logs)
+    return Recommended(
+        Mean(math.exp(mean), len(logs), missed),
+        None if math.isnan(half) else (math.exp(mean - half), math.exp(mean + half)),
+        math.exp(sum(over_best) / len(over_best)),
+    )
 
 
 def verdict(results: Sequence[CellResult]) -> list[str]:
     """What the table says of the recommended setting, in sentences."""
-    means = geometric_means(results)
+    mean, interval, over_best_reference = recommended(results)
     pairs = [result.best_rival for result in results if result.best_rival is not None]
     worse = [p for p in pairs if math.isinf(p.ratio) or (p.interval is not None and p.interval[0] > 1.0)]
     better = [pair for pair in pairs if pair.interval is not None and pair.interval[1] < 1.0]
     said = []
-    if RECOMMENDED in means:
-        mean = means[RECOMMENDED]
+    if mean.cells:
         over = "one cell" if mean.cells == 1 else f"{mean.cells} cells"
         missed = f" It did not reach the target in {mean.missed} others." if mean.missed else ""
         said.append(
-            f"The recommended setting needs {mean.ratio:.2f} times the client trainings of size-proportional "
-            f"FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed} If the reference may "
-            f"take our steps wherever they are better for it, it is {over_best_reference(results):.2f} times."
+            f"The recommended setting needs {ratio_text(mean.ratio, interval)} times the client trainings of "
+            f"size-proportional FedAvg, in the geometric mean over {over} with K/M of 5% or more.{missed} If "
+            f"the reference may take our steps wherever they are better for it, it is "
+            f"{over_best_reference:.2f} times."
         )
     said.append(
         f"Against the best unbiased rival of each cell it needs fewer trainings in {len(better)} of "
@@ -171,7 +197,7 @@ def summary_table(results: Sequence[CellResult]) -> Table:
         table.add_row(*row)
     means = geometric_means(results)
     table.add_section()
-    shown = [f"{means[name].ratio:.2f}" if name in means else "" for name in SHOWN]
+    shown = [ratio_text(means[name].ratio, None) if name in means else "" for name in SHOWN]
     table.add_row("geometric mean", "K/M from 5%", shown[0], "", "", *shown[1:])
     return table
 
@@ -184,7 +210,7 @@ def real_page(results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str
     page.table(
         ["method", "kind", "geometric mean", "cells", "target not reached"],
         [
-            [name, METHODS[name].role, Number(f"{mean.ratio:.2f}"), mean.cells, mean.missed]
+            [name, METHODS[name].role, Number(ratio_text(mean.ratio, None)), mean.cells, mean.missed]
             for name, mean in geometric_means(results).items()
         ],
         folded="Geometric means over the cells with K/M of 5% or more",

@@ -393,15 +393,16 @@ def _digits(value: float | None) -> str | None:
 
 
 def _published_in_the_end(result: Result) -> str:
-    """The same after the last round only: a short table."""
+    """The same of the loss after the last round: a short table."""
     last = max(row["round"] for row in result.table)
     rows: dict[tuple[Any, ...], list[Any]] = {}
     for row in result.table:
-        if row["round"] == last:
-            cells = rows.setdefault((row["panel"], row["sampler"], row["quantity"], row["published"]), [])
-            cells += [row["replayed"], row["measured"]] if row["variant"] == "authors" else [row["measured"]]
+        if row["round"] == last and row["quantity"] == "log loss":
+            cells = rows.setdefault((row["panel"], row["sampler"], _digits(row["published"])), [])
+            replayed = [_digits(row["replayed"])] if row["variant"] == "authors" else []
+            cells += [*replayed, row["measured"]]
     return _markdown_table(
-        ("", "sampler", "", "published", "replayed", "our random numbers", "as the text says"),
+        ("", "sampler", "published", "replayed", "our random numbers", "as the text says"),
         [(*key, *cells) for key, cells in rows.items()],
     )
 

@@ -18,14 +18,16 @@ from sortition.lab.rivals.subsets import SubsetSampler, draw_in_turn
 
 
 class PowerOfChoiceSampler(SubsetSampler):
-    r"""The K clients of largest loss among d candidates (Cho, Wang and Joshi 2020, Section 3). **Biased.**
+    r"""The K clients of largest loss among d candidates (Cho, Wang and Joshi, AISTATS 2022). **Biased.**
 
     .. math:: A \ni m \text{ drawn without replacement by } \lambda, \quad |A| = d, \qquad
               S = \text{the } K \text{ of } A \text{ with the largest } F_m(w), \qquad
               g = \frac1K \sum_{m \in S} g_m
 
-    Candidates evaluate the current model: a round costs d evaluations beside K trainings. ``ask`` gives the
-    losses before each draw. The weights :math:`1 / (K \lambda_m)` make the aggregate the plain mean.
+    This is their strategy pow-d: a candidate evaluates the current model on all its data, so a round costs d
+    evaluations beside K trainings. ``ask`` gives the losses before each draw. The weights
+    :math:`1 / (K \lambda_m)` make the aggregate the plain mean. In the first round of the authors' code K
+    clients are drawn uniformly; here that round is like the others.
 
     ``num_candidates``: d, from K to M; twice K if not given.
 
@@ -84,7 +86,8 @@ class OortSampler(SubsetSampler):
 
     Out of K places, a share :math:`\varepsilon` goes to clients that never trained, by speed. The others go
     to clients with at least ``cutoff`` of the utility of the last of the best, in proportion to utility.
-    The aggregate is the mean of the cohort, weighted by :math:`\lambda` (:math:`n_i / n`).
+    The aggregate is the plain mean of the cohort, as in the authors' code. :math:`n_i` is taken from
+    :math:`\lambda`, and the losses are those of all the client's data.
 
     ``durations`` are D, one for each client; None if all are alike, which leaves out the system utility.
     The pacer raises T by ``pacer_step`` when the utility of the last ``pacer_window`` rounds is less than
@@ -93,7 +96,8 @@ class OortSampler(SubsetSampler):
 
     Deviation, as in the authors' code: U is clipped at its ``clip`` quantile and scaled by its range before
     the waiting time is added, which has no unit. T is a percentile of the durations, and ``pacer_step`` is
-    in percent. Left out: the list of clients that took part too often, off by default in their code.
+    in percent. Deviation from their code: it tries large clients first, the paper fast ones. Left out: the
+    list of clients that took part too often, off by default in their code.
 
     >>> sampler = OortSampler(num_clients=6, cohort_size=2)
     >>> cohort = sampler.draw()
@@ -184,7 +188,7 @@ class OortSampler(SubsetSampler):
         known, unknown = np.flatnonzero(trained), np.flatnonzero(~trained)
         decayed = self._exploration * self._exploration_decay**self._round_index
         exploration = max(decayed, self._least_exploration) if len(unknown) else 0.0
-        exploited = min(int(size * (1.0 - exploration)), len(known))
+        exploited = min(size - int(size * exploration), len(known))
         chosen = np.zeros(0, dtype=np.int64)
         if exploited:
             scores = self.scores(ids[known])
@@ -197,8 +201,8 @@ class OortSampler(SubsetSampler):
             more = generator.choice(rest, size - len(chosen), replace=False)
             chosen = np.concatenate((chosen, more))
         chosen = np.sort(chosen)
-        weights = np.full(size, 1.0 / shares[chosen].sum())
-        return ids[chosen], np.ones(size, dtype=np.int64), shares[chosen], weights
+        p = shares[chosen]
+        return ids[chosen], np.ones(size, dtype=np.int64), p, 1.0 / (size * p)
 
     def _begin(self) -> None:
         super()._begin()

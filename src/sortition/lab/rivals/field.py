@@ -83,7 +83,7 @@ RIVALS: dict[str, Rival] = {
     ),
     "power-of-choice": Rival(
         lambda trial, _: Contender(PowerOfChoiceSampler(**_common(trial))),
-        "Cho, Wang and Joshi 2020, Section 3",
+        "Cho, Wang and Joshi 2022, strategy pow-d",
         unbiased=False,
         needs="losses before",
     ),
