@@ -92,7 +92,7 @@ def test_a_batch_is_unbiased() -> None:
         if state is None:
             epoch(sampler)
             state = sampler.state_dict()
-        sampler.load_state_dict({**state, "seed": str(seed)})
+        sampler.load_state_dict({**state, "config.seed": str(seed)})
         next(iter(sampler))
         ticket = next(sampler.tickets())
         means.append(float(ticket.mean(torch.tensor(values[ticket.examples]))))
@@ -296,7 +296,7 @@ def test_resume_in_mid_epoch_is_the_unbroken_run_to_the_bit(workers: int, stop: 
     saved = io.BytesIO()
     torch.save(broken.state_dict(), saved)
     saved.seek(0)
-    resumed = loader(make(seed=99), workers)
+    resumed = loader(make(), workers)
     resumed.load_state_dict(torch.load(saved))
     while len(got) < len(wanted):
         got += train(resumed)
@@ -448,7 +448,7 @@ def test_wrong_losses_and_loaders_are_named() -> None:
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "kind": lambda state: "EmpiricalBayesSampler",
     "version": lambda state: 0,
-    "seed": lambda state: 5,
+    "config.seed": lambda state: "6",
     "config.batch_size": lambda state: B + 1,
     "config.prior": lambda state: "crc32 00000000",
     "epochs_begun": lambda state: -1,
