@@ -214,7 +214,7 @@ def test_feedback_is_taken_once_and_refused_without_a_trace() -> None:
     list(sampler)
     ticket = next(sampler.tickets())
     before = sampler.norms()
-    for wrong in ([1.0] * (B - 1), [-1.0] * B, [np.inf] * B, torch.ones(B, 2), ["a"] * B):
+    for wrong in ([1.0] * (B - 1), torch.ones(B, 2), ["a"] * B, torch.ones(B, dtype=torch.bool)):
         with pytest.raises(FeedbackError, match=r"^norms "):
             ticket.observe(wrong)
     assert np.array_equal(sampler.norms(), before, equal_nan=True)
@@ -222,6 +222,30 @@ def test_feedback_is_taken_once_and_refused_without_a_trace() -> None:
     assert np.isnan(sampler.norms()[ticket.examples]).tolist() == [False, True, False, False]
     with pytest.raises(CohortError, match="batch 0 of epoch 0 has had its feedback"):
         ticket.observe([1.0] * B)
+
+
+def test_what_is_no_norm_counts_as_not_known_with_a_warning() -> None:
+    sampler = make()
+    list(sampler)
+    ticket = next(sampler.tickets())
+    ticket.observe(torch.tensor([1.0, -2.0, torch.inf, 3.0]))
+    with pytest.warns(UserWarning, match=rf"got -2.0 for example {ticket.examples[1]}; 2 of 4 count"):
+        found = sampler.norms()
+    assert found[ticket.examples].tolist() == pytest.approx([1.0, np.nan, np.nan, 3.0], nan_ok=True)
+    sampler.load_state_dict(sampler.state_dict())  # and no second warning
+
+
+def test_norms_are_copied_and_not_read_before_the_next_epoch() -> None:
+    sampler = make()
+    list(sampler)
+    first, second = list(sampler.tickets())[:2]
+    buffer = torch.full((B,), 3.0, dtype=torch.bfloat16)
+    first.observe(buffer)
+    buffer.fill_(7.0)
+    assert np.all(sampler.norms()[first.examples] == 3.0)
+    second.observe(torch.ones(B, device="meta"))  # it has a device and a shape, and no values to read
+    with pytest.raises(FeedbackError, match=r"^norms "):
+        next(islice(sampler.tickets(), 2, None)).observe(torch.ones(B + 1, device="meta"))
 
 
 def test_norms_of_any_size_leave_a_distribution() -> None:

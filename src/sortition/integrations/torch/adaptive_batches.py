@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from sortition.core.reshuffling import expected_copies, reshuffled
 from sortition.core.square_means import SquareMeans
 from sortition.core.state import array, check, count, text
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import distribution, named_keywords, norms_of, real_numbers, whole_number
+from sortition.core.validation import distribution, named_keywords, one_each, real_numbers, whole_number
 
 Norms: TypeAlias = Tensor | ArrayLike
 STATE_VERSION = 2
@@ -43,6 +44,8 @@ class EpochPlan:
     """The batch to begin with: not 0 if the epoch was loaded in its middle."""
     examples: IntArray
     weights: FloatArray
+    shares: tuple[Tensor, ...]
+    """By batch: the weights over its size."""
 
 
 @dataclass(eq=False)
@@ -58,6 +61,7 @@ class BatchTicket:
     examples: IntArray
     weights: FloatArray
     r""":math:`1 / (n p_i)`: one each with uniform p."""
+    _shares: Tensor = field(repr=False)
     _sampler: AdaptiveBatchSampler = field(repr=False)
     _observed: bool = field(default=False, repr=False)
 
@@ -80,29 +84,28 @@ class BatchTicket:
                 f'batch (reduction="none"), got {kind} of shape {shape}'
             )
         dtype = torch.promote_types(losses.dtype, torch.float32)
-        shares = torch.from_numpy(self.weights / len(self)).to(device=losses.device, dtype=dtype)
-        return (losses * shares).sum()  # a product of matrices would be one of halves under autocast
+        shares = self._shares.to(device=losses.device, dtype=dtype)
+        return torch.dot(losses.to(dtype), shares)  # autocast leaves dot in single precision
 
     def observe(self, norms: Norms) -> None:
         """Learn from the gradient norms, one for each example of the batch; nan if one is not known.
 
-        Any number that is about proportional to the norm will do. It is used from the next epoch on. A tensor
-        on another device than the CPU stays there until then, so that no step waits for it; what turns out to
-        be negative or infinite then counts as not known.
+        Any number that is about proportional to the norm will do. Norms are read when the next epoch is
+        planned, so that no step waits for a device. What turns out to be negative or infinite then counts as
+        not known, with a warning.
         """
         if self._observed:
             raise CohortError(
                 f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already"
             )
-        if isinstance(norms, Tensor) and norms.device.type != "cpu":
-            if norms.shape != self.weights.shape:
-                raise FeedbackError(
-                    f"norms must have {len(self)} entries, one for each example of the batch, "
-                    f"got shape {tuple(norms.shape)}"
-                )
-            kept: Tensor | FloatArray = norms.detach().clone()  # the caller may use its memory again
-        else:
-            kept = norms_of("norms", _as_numpy(norms), len(self), "each example of the batch").copy()
+        if not isinstance(norms, Tensor):
+            norms = torch.tensor(one_each("norms", norms, len(self), "each example of the batch"))
+        if norms.shape != self.weights.shape or norms.is_complex() or norms.dtype == torch.bool:
+            raise FeedbackError(
+                f"norms must be {len(self)} real numbers, one for each example of the batch, "
+                f"got {norms.dtype} of shape {tuple(norms.shape)}"
+            )
+        kept = norms.detach().clone()  # the caller may use its memory again
         self._sampler._heard.append((self.examples, kept))
         self._observed = True
 
@@ -175,7 +178,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         self._units = np.arange(self.num_examples) if units is None else units
         sizes = np.bincount(self._units[self._shard], self._prior[self._shard], int(self._units.max()) + 1)
         self._beliefs = SquareMeans(sizes / sizes.sum())
-        self._heard: list[tuple[IntArray, FloatArray | Tensor]] = []
+        self._heard: list[tuple[IntArray, Tensor]] = []
         self._epoch, self._position = -1, len(self)
         self._plan: EpochPlan | None = None
 
@@ -208,7 +211,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             raise CohortError("tickets are there once the first batch of an epoch was asked for")
         for position in range(plan.first, len(self)):
             batch = self._batch(position)
-            yield BatchTicket(plan.epoch, position, plan.examples[batch], plan.weights[batch], self)
+            examples, weights = plan.examples[batch], plan.weights[batch]
+            yield BatchTicket(plan.epoch, position, examples, weights, plan.shares[position], self)
 
     def probabilities(self) -> FloatArray:
         """p of each example, by all that was observed so far; of another rank's examples 0."""
@@ -232,8 +236,9 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         order = reshuffled(expected, self._generator.of_round(self._epoch * self.num_replicas + self.rank))
         weights = (self.num_replicas * self._draws / self.num_examples) / expected[order]
         examples = self._shard[order]
+        shares = tuple(part / len(part) for part in torch.split(torch.tensor(weights), self.batch_size))
         examples.flags.writeable = weights.flags.writeable = False  # the tickets are views of them
-        self._plan = EpochPlan(self._epoch, self._position, examples, weights)
+        self._plan = EpochPlan(self._epoch, self._position, examples, weights, shares)
         return self._plan
 
     def _batch(self, position: int) -> slice:
@@ -260,8 +265,15 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         """The feedback that was kept, in one piece; what is no norm is not known."""
         examples = np.concatenate([np.zeros(0, dtype=np.int64), *(each[0] for each in self._heard)])
         norms = np.concatenate([np.zeros(0), *(_as_numpy(each[1]) for each in self._heard)])
-        norms[~((norms >= 0.0) & (norms < np.inf))] = np.nan
-        self._heard = [(examples, norms)]
+        wrong = (norms < 0.0) | np.isinf(norms)
+        if wrong.any():
+            warnings.warn(
+                f"norms must be finite and not negative, got {norms[wrong][0]} for example "
+                f"{examples[wrong][0]}; {wrong.sum()} of {len(norms)} count as not known",
+                stacklevel=4,
+            )
+            norms[wrong] = np.nan
+        self._heard = [(examples, torch.from_numpy(norms))]
         return examples, norms
 
     # Saving and continuing ---------------------------------------------------------------------------
@@ -324,7 +336,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         check("heard_norms", norms, ~(norms < 0.0) & ~np.isinf(norms), "finite and not negative, or nan")
         check("heard_examples", examples, np.isin(examples, self._shard), "examples of this sampler")
         self._beliefs.means, self._beliefs.visits = means, visits
-        self._heard = [(examples, norms)]
+        self._heard = [(examples, torch.from_numpy(norms))]
         self._epoch, self._position, self._plan = epochs - 1, position, None
 
     def __repr__(self) -> str:
