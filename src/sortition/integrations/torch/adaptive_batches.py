@@ -350,6 +350,10 @@ class TicketLoader:
     ``loader`` must have an ``AdaptiveBatchSampler`` as its ``batch_sampler``; workers and their prefetching
     change nothing. An epoch that was not run to its end is left by the next ``for``, without a trace but what
     was learnt.
+
+    A ``StatefulDataLoader`` of torchdata may be resumed by its own state, too. With workers that state is as
+    old as the prefetched batches: the resumed batches are the same, but norms that were observed after it
+    was taken are not in it. The state of the ``TicketLoader`` has them all.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -358,6 +362,12 @@ class TicketLoader:
             raise ConfigurationError(
                 "loader must be a DataLoader whose batch_sampler is an AdaptiveBatchSampler, "
                 f"got {type(loader).__name__} with {type(sampler).__name__}"
+            )
+        size = len(loader.dataset) if hasattr(loader.dataset, "__len__") else sampler.num_examples
+        if size != sampler.num_examples:
+            raise ConfigurationError(
+                f"loader must have a dataset of {sampler.num_examples} examples, as many as its "
+                f"AdaptiveBatchSampler, got {size}"
             )
         if not getattr(loader, "in_order", True):
             raise ConfigurationError("loader must have in_order=True, got False: tickets go by the order")
