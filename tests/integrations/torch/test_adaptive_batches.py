@@ -448,9 +448,19 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], argument: str) -> No
         make(**changes)
 
 
-def test_a_prior_without_an_example_is_refused_in_words_of_examples() -> None:
-    with pytest.raises(ConfigurationError, match=r"^prior must be above 0 for every example.* example 1$"):
-        make(num_examples=2, prior=[1.0, 0.0])
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [
+        ([1.0, 0.0], "above 0 for every example.* got 0.0 for example 1$"),
+        ([1.5, -0.5], "above 0 for every example.* got -0.5 for example 1$"),
+        ([np.nan, 1.0], "above 0 for every example.* got nan for example 0$"),
+        ([0.5, 0.25, 0.25], r"2 entries, one for each example, got shape \(3,\)$"),
+        ([3.0, 5.0], "sum to one, got a sum of 8.0; divide it by its sum$"),
+    ],
+)
+def test_a_wrong_prior_is_refused_in_words_of_examples(prior: list[float], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^prior must .*{message}"):
+        make(num_examples=2, prior=prior)
 
 
 def test_wrong_losses_and_loaders_are_named() -> None:

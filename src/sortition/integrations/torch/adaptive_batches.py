@@ -21,7 +21,7 @@ from sortition.core.reshuffling import expected_copies, reshuffled
 from sortition.core.square_means import SquareMeans
 from sortition.core.state import array, check, count, text
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import distribution, named_keywords, one_each, real_numbers, whole_number
+from sortition.core.validation import SMALLEST_MASS, named_keywords, one_each, real_numbers, whole_number
 
 Norms: TypeAlias = Tensor | ArrayLike
 STATE_VERSION = 2
@@ -31,7 +31,7 @@ PARTITION = 2**62
 """The index of the generator that deals the examples to the ranks; epochs have lower ones."""
 LARGEST = 1e120
 """Larger norms count as this: the sum of their squares must be finite."""
-SINGLE_PRECISION = 1e-5
+SUM_TOLERANCE = 1e-5
 """A prior whose sum is this near to one was divided by it, perhaps in float32."""
 
 
@@ -414,16 +414,19 @@ def _as_numpy(values: Norms) -> ArrayLike:
 
 def _checked_prior(prior: ArrayLike, num_examples: int) -> FloatArray:
     masses = real_numbers("prior", _as_numpy(prior), ConfigurationError).astype(np.float64)
-    if abs(masses.sum() - 1.0) <= SINGLE_PRECISION:
-        masses = masses / masses.sum()
-    given = distribution("prior", masses, num_examples)
-    empty = np.flatnonzero(given == 0.0)
-    if len(empty):
+    if masses.shape != (num_examples,):
         raise ConfigurationError(
-            "prior must be above 0 for every example, or its loss would never count, "
-            f"got 0 for example {empty[0]}"
+            f"prior must have {num_examples} entries, one for each example, got shape {masses.shape}"
         )
-    return given
+    wrong = np.flatnonzero(~((masses >= SMALLEST_MASS) & (masses < np.inf)))
+    if len(wrong):
+        raise ConfigurationError(
+            f"prior must be above 0 for every example, at least {SMALLEST_MASS}, or its loss would never "
+            f"count, got {masses[wrong[0]]} for example {wrong[0]}"
+        )
+    if abs(masses.sum() - 1.0) > SUM_TOLERANCE:
+        raise ConfigurationError(f"prior must sum to one, got a sum of {masses.sum()}; divide it by its sum")
+    return np.asarray(masses / masses.sum())
 
 
 def _checked_groups(groups: ArrayLike, num_examples: int) -> IntArray:
