@@ -60,7 +60,7 @@ class BatchTicket:
     """The number of the batch in its epoch, from 0."""
     examples: IntArray
     weights: FloatArray
-    r""":math:`1 / (n p_i)`: one each with uniform p."""
+    r""":math:`1 / (n p_i)`, times the number of ranks: about one each with uniform p."""
     _shares: Tensor = field(repr=False)
     _sampler: AdaptiveBatchSampler = field(repr=False)
     _observed: bool = field(default=False, repr=False)
