@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,42 +16,36 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from sortition.core.designs import RoundGenerator
-from sortition.core.errors import CohortError, ConfigurationError, StateError
+from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
 from sortition.core.reshuffling import expected_copies, reshuffled
 from sortition.core.square_means import SquareMeans
 from sortition.core.state import array, check, count, text
 from sortition.core.types import FloatArray, IntArray
-from sortition.core.validation import (
-    check_norms,
-    distribution,
-    named_keywords,
-    one_each,
-    real_numbers,
-    whole_number,
-)
-from sortition.engine.clients import all_replied
+from sortition.core.validation import SMALLEST_MASS, named_keywords, one_each, real_numbers, whole_number
 
 Norms: TypeAlias = Tensor | ArrayLike
-STATE_VERSION = 1
+STATE_VERSION = 2
 LARGEST_SEED = 2**64 - 1
 LARGEST_EPOCH = 2**40
 PARTITION = 2**62
 """The index of the generator that deals the examples to the ranks; epochs have lower ones."""
 LARGEST = 1e120
 """Larger norms count as this: the sum of their squares must be finite."""
-SINGLE_PRECISION = 1e-5
+SUM_TOLERANCE = 1e-5
 """A prior whose sum is this near to one was divided by it, perhaps in float32."""
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The order of an epoch, and the weight of each example in it."""
+    """The draws of an epoch, in their order."""
 
     epoch: int
-    order: IntArray
-    """Places of examples in the shard."""
+    first: int
+    """The batch to begin with: not 0 if the epoch was loaded in its middle."""
+    examples: IntArray
     weights: FloatArray
-    """By place in the shard."""
+    shares: tuple[Tensor, ...]
+    """By batch: the weights over its size."""
 
 
 @dataclass(eq=False)
@@ -65,7 +60,8 @@ class BatchTicket:
     """The number of the batch in its epoch, from 0."""
     examples: IntArray
     weights: FloatArray
-    r""":math:`1 / (n p_i)`: one each with uniform p."""
+    r""":math:`1 / (n p_i)`, times the number of ranks: about one each with uniform p."""
+    _shares: Tensor = field(repr=False)
     _sampler: AdaptiveBatchSampler = field(repr=False)
     _observed: bool = field(default=False, repr=False)
 
@@ -88,22 +84,29 @@ class BatchTicket:
                 f'batch (reduction="none"), got {kind} of shape {shape}'
             )
         dtype = torch.promote_types(losses.dtype, torch.float32)
-        shares = torch.from_numpy(self.weights / len(self)).to(device=losses.device, dtype=dtype)
-        return (losses * shares).sum()  # a product of matrices would be one of halves under autocast
+        shares = self._shares.to(device=losses.device, dtype=dtype)
+        return torch.dot(losses.to(dtype), shares)  # autocast leaves dot in single precision
 
     def observe(self, norms: Norms) -> None:
         """Learn from the gradient norms, one for each example of the batch; nan if one is not known.
 
-        Any number that is about proportional to the norm will do. It is used from the next epoch on.
+        Any number that is about proportional to the norm will do. Norms are read when the next epoch is
+        planned, so that no step waits for a device. What turns out to be negative or infinite then counts as
+        not known, with a warning.
         """
         if self._observed:
             raise CohortError(
                 f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already"
             )
-        values = one_each("norms", _as_numpy(norms), len(self), "each example of the batch")
-        if not all_replied(values):
-            check_norms("norms", values)
-        self._sampler._hear(self, values)
+        if not isinstance(norms, Tensor):
+            norms = torch.tensor(one_each("norms", norms, len(self), "each example of the batch"))
+        if norms.shape != self.weights.shape or norms.is_complex() or norms.dtype == torch.bool:
+            raise FeedbackError(
+                f"norms must be {len(self)} real numbers, one for each example of the batch, "
+                f"got {norms.dtype} of shape {tuple(norms.shape)}"
+            )
+        kept = norms.detach().clone()  # the caller may use its memory again
+        self._sampler._heard.append((self.examples, kept))
         self._observed = True
 
 
@@ -120,9 +123,11 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     of a group share what is learnt: for data whose single examples are seen too rarely, or can't be addressed
     (a dataset of streams takes the next example of the index' group). Neither changes the objective.
 
-    With several processes each has its own ``rank`` below ``num_replicas``: examples are dealt to the ranks
-    once, at random, and each learns about its own. All ranks have the same number of batches; mean gradients
-    of all ranks, as DistributedDataParallel makes them, are unbiased.
+    Each process of several has its own ``rank`` below ``num_replicas``; both come from ``torch.distributed``
+    if it is initialised. The examples are dealt to the ranks once, at random by ``seed``, which must be the
+    same on all. A rank draws from its own examples only and learns about these only, so ranks need not talk
+    to each other. All have the same number of batches, of the same sizes. The mean of their gradients, as
+    DistributedDataParallel takes it, is unbiased.
 
     >>> sampler = AdaptiveBatchSampler(num_examples=5, batch_size=2, seed=1)
     >>> batches = list(sampler)
@@ -139,45 +144,45 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         groups: ArrayLike | None = None,
         seed: int = 0,
         *,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if num_replicas is None:
+            num_replicas = torch.distributed.get_world_size() if together else 1
+        if rank is None:
+            rank = torch.distributed.get_rank() if together else 0
         self.num_examples = whole_number("num_examples", num_examples, least=1)
         self.batch_size = whole_number("batch_size", batch_size, least=1)
         self.num_replicas = whole_number("num_replicas", num_replicas, least=1, most=self.num_examples)
         self.rank = whole_number("rank", rank, least=0, most=self.num_replicas - 1)
-        self._generator = RoundGenerator(whole_number("seed", seed, least=0, most=LARGEST_SEED))
+        self.seed = whole_number("seed", seed, least=0, most=LARGEST_SEED)
+        self._generator = RoundGenerator(self.seed)
         self._shard: IntArray = np.arange(self.num_examples)
         if self.num_replicas > 1:
             dealt = self._generator.of_round(PARTITION).permutation(self.num_examples)
             self._shard = np.sort(dealt[self.rank :: self.num_replicas])
         self._draws = -(-self.num_examples // self.num_replicas)
-        given = _checked_prior(prior, self.num_examples)
+        given = None if prior is None else _checked_prior(prior, self.num_examples)
+        units = None if groups is None else _checked_groups(groups, self.num_examples)
         self._settings = {
             "num_examples": self.num_examples,
             "batch_size": self.batch_size,
             "num_replicas": self.num_replicas,
             "rank": self.rank,
+            "seed": str(self.seed),  # a tensor or a file may hold no number that large
             "prior": _fingerprint(given),
+            "groups": _fingerprint(units),
         }
         self._prior = np.ones(self.num_examples) if given is None else self.num_examples * given  # n pi
-        self._units: IntArray = np.arange(self.num_examples)
-        if groups is not None:
-            self._units = _checked_groups(groups, self.num_examples)
-        self._settings["groups"] = _fingerprint(None if groups is None else self._units)
+        self._units = np.arange(self.num_examples) if units is None else units
         sizes = np.bincount(self._units[self._shard], self._prior[self._shard], int(self._units.max()) + 1)
         self._beliefs = SquareMeans(sizes / sizes.sum())
-        self._heard_examples: list[IntArray] = []
-        self._heard_norms: list[FloatArray] = []
-        self._epoch, self._position, self._first = -1, len(self), 0
+        self._heard: list[tuple[IntArray, Tensor]] = []
+        self._epoch, self._position = -1, len(self)
         self._plan: EpochPlan | None = None
 
     # An epoch ----------------------------------------------------------------------------------------
-
-    @property
-    def seed(self) -> int:
-        """Of all randomness."""
-        return self._generator.seed
 
     @property
     def epoch(self) -> int:
@@ -191,24 +196,23 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the next epoch or, after ``load_state_dict``, those that are left of its epoch."""
         plan = self._begin()
-        for position in range(self._first, len(self)):
+        for position in range(plan.first, len(self)):
             if self._plan is plan:  # and no later epoch was begun
                 self._position = position + 1
-            yield self._examples(plan, position).tolist()
+            yield plan.examples[self._batch(position)].tolist()
 
     def tickets(self) -> Iterator[BatchTicket]:
         """The tickets of the epoch that was begun last, in the order of its batches.
 
         ``TicketLoader`` hands them out; call this if you have a loop of another kind, after the first batch.
         """
-        plan, first = self._plan, self._first
+        plan = self._plan
         if plan is None:
             raise CohortError("tickets are there once the first batch of an epoch was asked for")
-        for position in range(first, len(self)):
-            places = self._places(plan, position)
-            examples, weights = self._shard[places], plan.weights[places]
-            examples.flags.writeable = weights.flags.writeable = False
-            yield BatchTicket(plan.epoch, position, examples, weights, self)
+        for position in range(plan.first, len(self)):
+            batch = self._batch(position)
+            examples, weights = plan.examples[batch], plan.weights[batch]
+            yield BatchTicket(plan.epoch, position, examples, weights, plan.shares[position], self)
 
     def probabilities(self) -> FloatArray:
         """p of each example, by all that was observed so far; of another rank's examples 0."""
@@ -225,38 +229,31 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _begin(self) -> EpochPlan:
         """Plan the next epoch, or the loaded one again."""
         loaded = self._plan is None and self._position < len(self)
-        self._first = self._position if loaded else 0
         if not loaded:
-            self._beliefs = self._learnt()
-            self._heard_examples, self._heard_norms = [], []
+            self._beliefs, self._heard = self._learnt(), []
             self._epoch, self._position = self._epoch + 1, 0
         expected = self._expected_copies(self._beliefs)
-        generator = self._generator.of_round(self._epoch * self.num_replicas + self.rank)
-        weights = (self.num_replicas * self._draws / self.num_examples) / expected
-        self._plan = EpochPlan(self._epoch, reshuffled(expected, generator), weights)
+        order = reshuffled(expected, self._generator.of_round(self._epoch * self.num_replicas + self.rank))
+        weights = (self.num_replicas * self._draws / self.num_examples) / expected[order]
+        examples = self._shard[order]
+        shares = tuple(part / len(part) for part in torch.split(torch.tensor(weights), self.batch_size))
+        examples.flags.writeable = weights.flags.writeable = False  # the tickets are views of them
+        self._plan = EpochPlan(self._epoch, self._position, examples, weights, shares)
         return self._plan
+
+    def _batch(self, position: int) -> slice:
+        return slice(position * self.batch_size, (position + 1) * self.batch_size)
 
     def _expected_copies(self, beliefs: SquareMeans) -> FloatArray:
         masses = beliefs.ratios()[self._units] * self._prior
         return expected_copies(masses[self._shard], self._draws)
 
-    def _places(self, plan: EpochPlan, position: int) -> IntArray:
-        return plan.order[position * self.batch_size : (position + 1) * self.batch_size]
-
-    def _examples(self, plan: EpochPlan, position: int) -> IntArray:
-        return self._shard[self._places(plan, position)]
-
     # What is learnt ----------------------------------------------------------------------------------
 
-    def _hear(self, ticket: BatchTicket, norms: FloatArray) -> None:
-        """Keep feedback until the next epoch is planned."""
-        self._heard_examples.append(ticket.examples)
-        self._heard_norms.append(norms.copy())  # the caller may use its array again
-
     def _learnt(self) -> SquareMeans:
-        """What is known with all feedback that was kept."""
+        """What is known with all feedback that was kept since the epoch was planned."""
         beliefs = copy.deepcopy(self._beliefs)
-        examples, norms = self._heard()
+        examples, norms = self._collected()
         known = ~np.isnan(norms)
         if known.any():
             examples, norms = examples[known], norms[known]
@@ -264,37 +261,49 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             beliefs.learn(self._units[examples], squares)
         return beliefs
 
-    def _heard(self) -> tuple[IntArray, FloatArray]:
-        examples = np.concatenate([np.zeros(0, dtype=np.int64), *self._heard_examples])
-        return examples, np.concatenate([np.zeros(0), *self._heard_norms])
+    def _collected(self) -> tuple[IntArray, FloatArray]:
+        """The feedback that was kept, in one piece; what is no norm is not known."""
+        examples = np.concatenate([np.zeros(0, dtype=np.int64), *(each[0] for each in self._heard)])
+        norms = np.concatenate([np.zeros(0), *(_as_numpy(each[1]) for each in self._heard)])
+        wrong = (norms < 0.0) | np.isinf(norms)
+        if wrong.any():
+            warnings.warn(
+                f"norms must be finite and not negative, got {norms[wrong][0]} for example "
+                f"{examples[wrong][0]}; {wrong.sum()} of {len(norms)} count as not known",
+                stacklevel=4,
+            )
+            norms[wrong] = np.nan
+        self._heard = [(examples, torch.from_numpy(norms))]
+        return examples, norms
 
     # Saving and continuing ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs: numbers, strings and tensors, as ``torch.save`` takes them.
 
+        Like those of a model's state, the tensors are not copies; training on does not change them.
+
         It is that of the last batch that was *asked for*. A ``DataLoader`` with workers asks for some in
         advance: use ``TicketLoader.state_dict``, which knows the last batch that you were given.
         """
-        examples, norms = self._heard()
+        examples, norms = self._collected()
         return {
             "kind": type(self).__name__,
             "version": STATE_VERSION,
-            "seed": str(self.seed),  # a tensor or a file may hold no number that large
             **{f"config.{name}": value for name, value in self._settings.items()},
             "epochs_begun": self._epoch + 1,
             "position": self._position,
-            "means": torch.tensor(self._beliefs.means),
-            "visits": torch.tensor(self._beliefs.visits),
-            "heard_examples": torch.tensor(examples),
-            "heard_norms": torch.tensor(norms),
+            "means": torch.from_numpy(self._beliefs.means),
+            "visits": torch.from_numpy(self._beliefs.visits),
+            "heard_examples": torch.from_numpy(examples),
+            "heard_norms": torch.from_numpy(norms),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state: batches, weights and what is learnt equal the unbroken run's to the bit.
 
-        The sampler must have been built with the arguments of the one that was saved; with one replica the
-        seed comes from the state. On a StateError nothing has changed.
+        The sampler must have been built with the arguments of the one that was saved. On a StateError nothing
+        has changed.
         """
         if not isinstance(state_dict, Mapping):
             raise StateError(
@@ -306,8 +315,6 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         }
         wanted = {"kind": type(self).__name__, "version": STATE_VERSION}
         wanted |= {f"config.{name}": value for name, value in self._settings.items()}
-        if self.num_replicas > 1:  # the seed has dealt the examples
-            wanted["seed"] = str(self.seed)
         for name, value in wanted.items():
             if text(state, name) != value:
                 said = name.removeprefix("config.")
@@ -315,9 +322,6 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
                     f"state has {said} = {text(state, name)!r}, this sampler has {value!r}; "
                     "build it with the arguments of the one that was saved"
                 )
-        seed = text(state, "seed")
-        if not (isinstance(seed, str) and seed.isdecimal() and int(seed) <= LARGEST_SEED):
-            raise StateError(f"state must hold 'seed', the digits of a whole number, got {seed!r}")
         epochs, position = count(state, "epochs_begun"), count(state, "position")
         if epochs > LARGEST_EPOCH or position > len(self) or (epochs == 0 and position < len(self)):
             raise StateError(
@@ -330,16 +334,14 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         for name, values in {"means": means, "visits": visits}.items():
             check(name, values, (values >= 0.0) & (values <= LARGEST**2), "finite and not negative")
         check("heard_norms", norms, ~(norms < 0.0) & ~np.isinf(norms), "finite and not negative, or nan")
-        own = np.isin(examples, self._shard)
-        check("heard_examples", examples, own, "examples of this sampler")
-        self._generator = RoundGenerator(int(seed))
+        check("heard_examples", examples, np.isin(examples, self._shard), "examples of this sampler")
         self._beliefs.means, self._beliefs.visits = means, visits
-        self._heard_examples, self._heard_norms = [examples], [norms]
+        self._heard = [(examples, torch.from_numpy(norms))]
         self._epoch, self._position, self._plan = epochs - 1, position, None
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self._settings.items() if value != "none")
-        return f"<AdaptiveBatchSampler({shown}, seed={self.seed}): {self._epoch + 1} epochs begun>"
+        return f"<AdaptiveBatchSampler({shown}): {self._epoch + 1} epochs begun>"
 
 
 class TicketLoader:
@@ -348,6 +350,10 @@ class TicketLoader:
     ``loader`` must have an ``AdaptiveBatchSampler`` as its ``batch_sampler``; workers and their prefetching
     change nothing. An epoch that was not run to its end is left by the next ``for``, without a trace but what
     was learnt.
+
+    A ``StatefulDataLoader`` of torchdata may be resumed by its own state, too. With workers that state is as
+    old as the prefetched batches: the resumed batches are the same, but norms that were observed after it
+    was taken are not in it. The state of the ``TicketLoader`` has them all.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -356,6 +362,12 @@ class TicketLoader:
             raise ConfigurationError(
                 "loader must be a DataLoader whose batch_sampler is an AdaptiveBatchSampler, "
                 f"got {type(loader).__name__} with {type(sampler).__name__}"
+            )
+        size = len(loader.dataset) if hasattr(loader.dataset, "__len__") else sampler.num_examples
+        if size != sampler.num_examples:
+            raise ConfigurationError(
+                f"loader must have a dataset of {sampler.num_examples} examples, as many as its "
+                f"AdaptiveBatchSampler, got {size}"
             )
         if not getattr(loader, "in_order", True):
             raise ConfigurationError("loader must have in_order=True, got False: tickets go by the order")
@@ -386,7 +398,7 @@ class TicketLoader:
         state = self.sampler.state_dict()
         epoch, given = self._given
         if self.sampler._plan is not None:
-            state["position"] = given if epoch == self.sampler.epoch else self.sampler._first
+            state["position"] = given if epoch == self.sampler.epoch else self.sampler._plan.first
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -400,20 +412,21 @@ def _as_numpy(values: Norms) -> ArrayLike:
     return values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values
 
 
-def _checked_prior(prior: ArrayLike | None, num_examples: int) -> FloatArray | None:
-    if prior is None:
-        return None
+def _checked_prior(prior: ArrayLike, num_examples: int) -> FloatArray:
     masses = real_numbers("prior", _as_numpy(prior), ConfigurationError).astype(np.float64)
-    if abs(masses.sum() - 1.0) <= SINGLE_PRECISION:
-        masses = masses / masses.sum()
-    given = distribution("prior", masses, num_examples)
-    empty = np.flatnonzero(given == 0.0)
-    if len(empty):
+    if masses.shape != (num_examples,):
         raise ConfigurationError(
-            "prior must be above 0 for every example, or its loss would never count, "
-            f"got 0 for example {empty[0]}"
+            f"prior must have {num_examples} entries, one for each example, got shape {masses.shape}"
         )
-    return given
+    wrong = np.flatnonzero(~((masses >= SMALLEST_MASS) & (masses < np.inf)))
+    if len(wrong):
+        raise ConfigurationError(
+            f"prior must be above 0 for every example, at least {SMALLEST_MASS}, or its loss would never "
+            f"count, got {masses[wrong[0]]} for example {wrong[0]}"
+        )
+    if abs(masses.sum() - 1.0) > SUM_TOLERANCE:
+        raise ConfigurationError(f"prior must sum to one, got a sum of {masses.sum()}; divide it by its sum")
+    return np.asarray(masses / masses.sum())
 
 
 def _checked_groups(groups: ArrayLike, num_examples: int) -> IntArray:

@@ -38,44 +38,31 @@ def last_layer_norms(
     tensor([3.5355])
     """
     one_of("loss", loss, ("softmax", "squared"))
+    size = logits.shape[:1]
+    if logits.ndim not in (1, 2) or (loss == "softmax" and logits.ndim == 1):
+        raise ConfigurationError(f"logits must have shape (batch, outputs), got {tuple(logits.shape)}")
+    classes = loss == "softmax" and targets.shape == size and not targets.is_floating_point()
+    if not classes and targets.shape != logits.shape:
+        either = f"classes of shape {tuple(size)} or probabilities" if loss == "softmax" else "numbers"
+        raise ConfigurationError(
+            f"targets must be {either} of shape {tuple(logits.shape)}, "
+            f"got {targets.dtype} of shape {tuple(targets.shape)}"
+        )
+    if features is not None and (features.ndim != 2 or features.shape[:1] != size):
+        raise ConfigurationError(
+            f"features must have shape ({size[0]}, width), the input of the last layer, "
+            f"got {tuple(features.shape)}"
+        )
+    dtype = torch.promote_types(logits.dtype, torch.float32)
     with torch.no_grad():
-        z = _at_least_single(logits)
-        size = z.shape[:1]
-        if z.ndim not in (1, 2) or not len(size):
-            raise ConfigurationError(f"logits must have shape (batch, outputs), got {tuple(z.shape)}")
-        if loss == "softmax":
-            if z.ndim != 2:
-                raise ConfigurationError(f"logits must have shape (batch, classes), got {tuple(z.shape)}")
-            residual = torch.softmax(z, dim=1)
-            if targets.shape == size and not targets.is_floating_point():
-                minus_one = residual.new_full((1, 1), -1.0).expand(len(z), 1)
-                residual.scatter_add_(1, targets.long().unsqueeze(1), minus_one)
-            elif targets.shape == z.shape:
-                residual = residual - targets
-            else:
-                raise ConfigurationError(
-                    f"targets must be classes of shape {tuple(size)} or probabilities of shape "
-                    f"{tuple(z.shape)}, got {targets.dtype} of shape {tuple(targets.shape)}"
-                )
+        outputs = torch.softmax(logits, dim=1, dtype=dtype) if loss == "softmax" else logits.to(dtype)
+        if classes:
+            residuals = outputs.scatter_(1, targets.long().unsqueeze(1), -1.0, reduce="add")
         else:
-            if targets.shape != z.shape:
-                raise ConfigurationError(
-                    f"targets must have the shape of logits, {tuple(z.shape)}, got {tuple(targets.shape)}"
-                )
-            residual = z - targets
-        norms = residual.abs() if z.ndim == 1 else torch.linalg.vector_norm(residual, dim=1)
+            residuals = outputs - targets
+        norms = residuals.abs() if logits.ndim == 1 else torch.linalg.vector_norm(residuals, dim=1)
         if features is None:
             return norms
-        h = _at_least_single(features)
-        if h.ndim != 2 or h.shape[:1] != size:
-            raise ConfigurationError(
-                f"features must have shape ({size[0]}, width), the input of the last layer, "
-                f"got {tuple(h.shape)}"
-            )
-        lengths = torch.linalg.vector_norm(h, dim=1)
-        return norms * (torch.hypot(lengths, torch.ones_like(lengths)) if bias else lengths)
-
-
-def _at_least_single(values: Tensor) -> Tensor:
-    values = values.detach()
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        products = norms * torch.linalg.vector_norm(features, dim=1, dtype=dtype)
+        return torch.hypot(products, norms) if bias else products

@@ -48,8 +48,8 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
     }
     silent = int(np.count_nonzero(p > 0.0)) - size
     notes = [
-        "Clients are examples here, rounds are steps, and the norms are taken to stay as they were.",
-        "Uniform draws are random reshuffling, one batch at a time: over an epoch it has less noise.",
+        "The norms are taken to stay as they were.",
+        "Uniform draws are those of a plain shuffle, one batch at a time: over an epoch it has less noise.",
         "Mislabelled examples have large norms, too: adaptive batches draw them more often.",
     ]
     if silent:
@@ -67,4 +67,5 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
         signal=None,
         largest_signal=np.array([float(np.sqrt(feedback).sum() ** 2)]),
         notes=tuple(notes),
+        of_examples=True,
     )

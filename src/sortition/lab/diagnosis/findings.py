@@ -188,6 +188,8 @@ class StepNoise:
     pilots: Mapping[str, Pilot] = field(default_factory=dict)
     """By choice, for a problem that was trained with each."""
     notes: tuple[str, ...] = ()
+    of_examples: bool = False
+    """Whether the clients are examples, the cohorts batches, and the rounds steps."""
 
     def ratio(self, choice: str, kind: str = "sampling") -> float:
         """What ``choice`` has for each 1 of uniform sampling, on average over the rounds.
@@ -316,6 +318,18 @@ class Diagnosis:
     """What was diagnosed, in words."""
     noise: StepNoise
 
+    @property
+    def title(self) -> str:
+        """What was diagnosed, and its size."""
+        if self.noise.of_examples:
+            return self.source
+        return f"{self.source}: {self.noise.num_clients:,} clients, {self.noise.cohort_size} drawn a round"
+
+    @property
+    def rounds_in_words(self) -> str:
+        """What is saved."""
+        return "steps" if self.noise.of_examples else "rounds"
+
     @cached_property
     def choice(self) -> str | None:
         """The choice that the verdict names; None if it names none."""
@@ -398,22 +412,34 @@ class Diagnosis:
             best = min((by_name[c] for c in self._choices), key=lambda row: self.noise.rounds(row.choice))
             saved = 1.0 - self.noise.rounds(best.choice)
             if saved < 0.01:
-                return "Nothing to gain: no choice saves as much as 1% of the rounds of uniform sampling."
+                return (
+                    f"Nothing to gain: no choice saves as much as 1% of the {self.rounds_in_words} of "
+                    "uniform sampling."
+                )
             return (
                 f"Nothing to gain: {IN_WORDS[best.choice]} would leave {_percent(best.variance)} of the "
-                f"sampling variance, but even at tuned steps it saves about {_percent(saved)} of the rounds."
+                f"sampling variance, but even at tuned steps it saves about {_percent(saved)} of the "
+                f"{self.rounds_in_words}."
             )
         subject = IN_WORDS[self.choice].capitalize()
         low, high = 1.0 - own.most_rounds, 1.0 - own.fewest_rounds
         return (
             f"{subject} leaves {_percent(own.variance)} of the sampling variance of uniform sampling, and "
-            f"saves {_range(low, high)} of the rounds, if the step is tuned for each."
+            f"saves {_range(low, high)} of the {self.rounds_in_words}, if the "
+            f"{'step size' if noise.of_examples else 'step'} is tuned for each."
         )
 
     @cached_property
     def facts(self) -> tuple[str, ...]:
         """What lies behind the answer, a sentence each."""
         noise, by_name = self.noise, {row.choice: row for row in self.rows}
+        if noise.of_examples:
+            return (
+                "A range of steps has two ends: gradients that all point one way, which saves the least, and "
+                "gradients that cancel out, which saves the most.",
+                "At one small step size for all choices, none is faster than another.",
+                *noise.notes,
+            )
         if noise.pilots:
             said = [
                 "In pilots every choice was trained several times, at the step that suits it: rounds over "
@@ -472,6 +498,8 @@ class Diagnosis:
         """Titles of the table."""
         share = () if self.noise.minibatch is None else ("sampling's share",)
         pilots = ("in pilots", "best step") if self.noise.pilots else ()
+        if self.noise.of_examples:
+            return ("choice", "variance", "with replacement", "steps at tuned step sizes")
         return ("choice", "variance", "with replacement", *share, *pilots, "rounds at tuned steps", "least K")
 
     def cells(self) -> list[tuple[str, ...]]:
@@ -500,26 +528,24 @@ class Diagnosis:
                     *share,
                     *pilots,
                     span,
-                    least,
+                    *(() if self.noise.of_examples else (least,)),
                 )
             )
         return found
 
     def __repr__(self) -> str:
-        head = (
-            f"{self.source}: {self.noise.num_clients} clients, {self.noise.cohort_size} drawn a round\n"
-            f"Verdict: {self.verdict.upper()}"
-        )
+        head = f"{self.title}\nVerdict: {self.verdict.upper()}"
         facts = "\n".join(f"- {fact}" for fact in self.facts)
         return f"{head}\n{self.sentence}\n\n{self.table}\n\n{facts}"
 
     def json(self) -> str:
         """Verdict, sentence, rows and facts; what is not known is null."""
         noise = self.noise
+        sizes = ("num_examples", "batch_size") if noise.of_examples else ("num_clients", "cohort_size")
         content = {
             "source": self.source,
-            "num_clients": noise.num_clients,
-            "cohort_size": noise.cohort_size,
+            sizes[0]: noise.num_clients,
+            sizes[1]: noise.cohort_size,
             "num_rounds": noise.num_rounds,
             "verdict": self.verdict,
             "choice": self.choice,

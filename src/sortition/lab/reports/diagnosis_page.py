@@ -16,9 +16,9 @@ COLOURS = {SAMPLING: "#0072b2", MINIBATCH: "#bbbbbb"}
 ROW_HEIGHT = 34
 HOW_TO_READ = (
     "Everything is over uniform draws of fixed size; lower is better. 'variance' is what sampling adds to a "
-    "step, 'with replacement' the same for draws with replacement. 'least K' has the variance of uniform "
-    "sampling at today's K. '<' marks the verdict."
+    "step, 'with replacement' the same for draws with replacement. '<' marks the verdict."
 )
+LEAST_COHORT = " 'least K' has the variance of uniform sampling at today's K."
 
 
 def diagnosis_page(diagnosis: Diagnosis) -> str:
@@ -26,18 +26,21 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
     noise = diagnosis.noise
     page = Page(
         f"Diagnosis: {diagnosis.verdict}",
-        f"{diagnosis.source}: {noise.num_clients:,} clients, {noise.cohort_size} drawn a round. "
-        f"Made on {date.today().isoformat()}.",
+        f"{diagnosis.title}. Made on {date.today().isoformat()}.",
     )
     page.paragraph(diagnosis.sentence)
     page.table(diagnosis.columns, [(row[0], *map(Number, row[1:])) for row in diagnosis.cells()])
-    page.paragraph(HOW_TO_READ, note=True)
+    page.paragraph(HOW_TO_READ + ("" if noise.of_examples else LEAST_COHORT), note=True)
     page.heading("The noise of a step")
-    page.paragraph("Over that of uniform sampling. No sampler removes what mini-batches add.")
-    page.chart(noise_chart(diagnosis))
-    page.heading("Rounds to the same loss")
     page.paragraph(
-        "Over those of uniform sampling, if the step is tuned for each choice. A line is the range, the dot "
+        "Over that of uniform sampling."
+        + ("" if noise.of_examples else " No sampler removes what mini-batches add.")
+    )
+    page.chart(noise_chart(diagnosis))
+    page.heading(f"{diagnosis.rounds_in_words.capitalize()} to the same loss")
+    page.paragraph(
+        f"Over those of uniform sampling, if the {'step size' if noise.of_examples else 'step'} is tuned for "
+        "each choice. A line is the range, the dot "
         "the geometric middle (the root of the product of both ends), by which the verdict is chosen."
     )
     page.chart(rounds_chart(diagnosis))
@@ -100,7 +103,7 @@ def rounds_chart(diagnosis: Diagnosis) -> dict[str, Any]:
     x = {
         "field": "low",
         "type": "quantitative",
-        "title": "rounds over uniform's",
+        "title": f"{diagnosis.rounds_in_words} over uniform's",
         "axis": {"tickCount": 6},
         "scale": {"domain": [0, short(most)], "nice": False},
     }
