@@ -761,7 +761,7 @@ def figure(options: argparse.Namespace) -> None:
         "scale": {"domain": [0, EPOCHS]},
         "title": "epochs to random reshuffling's loss after 10 of 15 epochs, with standard errors",
     }
-    ways, colours = [RR, "EB-rr", ADAPTIVE], [PALETTE[1], PALETTE[4], PALETTE[0]]
+    ways, colours = [RR, "EB-rr", ADAPTIVE], [PALETTE[1], PALETTE[2], PALETTE[0]]
     colour = {
         "field": "way",
         "type": "nominal",

@@ -110,4 +110,4 @@ def test_a_prior_without_a_share() -> None:
     play(sampler, 12, np.random.default_rng(5))
     state = sampler.state_dict()
     with pytest.raises(StateError, match="nothing to the prior"):
-        sampler.load_state_dict({**state, "log_expert_weights": np.array([-1e4, 0.0])})
+        sampler.load_state_dict({**state, "log_expert_weights": np.array([0.0, -1e4])})
