@@ -657,3 +657,19 @@ def test_a_border_at_a_whole_number_is_no_obstacle() -> None:
     generator = np.random.default_rng(0)
     drawn = [draw_fixed_size(generator.random((4, 2)), *line)[0] for _ in range(2000)]
     assert all(drawn)
+
+
+def test_a_vector_has_no_masses_to_look_up() -> None:
+    """Ids of listed clients were read beyond the one client of its prior; nan there made an endless loop."""
+    line = line_of_vector(np.array([0.7, 0.1, 0.1, 0.1]))
+    *prior, own = line.prior
+    beyond = np.array([1.0, np.nan, np.nan, np.nan])
+    limit = Limit(0.6 / 0.9, 0.0, np.array([3]), np.array([0.4]))
+    line = line._replace(prior=(*prior, (beyond[:1], *own[1:])), limit=tuple(limit))
+    segments = pivotal._segments(*line[:6], limit.scale, limit.from_prior)
+    found = pivotal._listed_probabilities(segments, line.experts, limit.clients, limit.learnt)
+    assert found.tolist() == [0.4]
+    drawn, (clients, _, inclusion, _) = draw_fixed_size(np.random.default_rng(0).random((2, 2)), *line)
+    assert drawn
+    expected = 2.0 * np.array([0.7 * limit.scale, *np.full(2, 0.1 * limit.scale), 0.4])
+    assert inclusion == pytest.approx(expected[clients], rel=1e-12)

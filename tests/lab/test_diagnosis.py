@@ -751,3 +751,4 @@ class TestCommand:
         assert "rounds at tuned steps" in above
         assert "sampling variance" in above
         assert "'<' marks the verdict" in above
+        assert "'least K' has the variance" in above

@@ -27,9 +27,11 @@ from sortition.core.designs import DESIGNS
 from sortition.core.types import FloatArray
 from sortition.engine import norm_window
 from sortition.engine.capped import Capped
+from sortition.engine.clients import Roster
+from sortition.engine.fixed import Prior
 from sortition.engine.norm_window import FEW, OUTDATED, REMEMBERED, UNCERTAINTY, quantile
 from sortition.samplers.base import BaseSampler
-from sortition.samplers.guard import MANY, GuardState
+from sortition.samplers.guard import MANY, NOBODY, GuardState
 from sortition.testing import check_sampler
 from tests.helpers import LEARNERS, SAMPLERS, same_cohort, same_state, train
 
@@ -209,6 +211,15 @@ def test_what_outliers_may_hold() -> None:
     weights = np.array([0.0, 1e-6, 0.01, 0.02, 0.1, 0.25, 1.0])
     expected = [0.0, 0.00026, 0.25, 0.5, 0.5, 0.728, 1.0]
     assert [state.largest_share(weight) for weight in weights] == pytest.approx(expected, rel=0.01)
+
+
+def test_outliers_that_may_hold_everything_are_not_limited() -> None:
+    """With a share of one, rounding in what they hold took what was learnt from everybody."""
+    state = heard({**dict.fromkeys(range(30), 1.0), 30: 1e6})
+    assert state._outliers.tolist() == [30]
+    weights = np.zeros(31)
+    weights[30] = 1.0
+    assert state.shares(Prior(Roster(31, None)), Roster(31, weights)) is NOBODY
 
 
 # The clip -----------------------------------------------------------------------------------------------

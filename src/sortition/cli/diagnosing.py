@@ -11,7 +11,7 @@ from sortition.cli.options import ReportFile, RoundsProgress, number, whole_numb
 from sortition.core.errors import ConfigurationError
 from sortition.lab.diagnosis.diagnose import ROUNDS, diagnose
 from sortition.lab.imported import imported
-from sortition.lab.reports.diagnosis_page import HOW_TO_READ
+from sortition.lab.reports.diagnosis_page import how_to_read
 
 app = typer.Typer()
 
@@ -85,7 +85,7 @@ def diagnose_command(
         except ConfigurationError as error:
             name, space, rest = str(error).partition(" ")
             raise ConfigurationError(OPTIONS.get(name, name) + space + rest) from None
-    typer.echo(f"{found!r}\n\n{HOW_TO_READ}")
+    typer.echo(f"{found!r}\n\n{how_to_read(found)}")
     if json is not None:
         write_text(json, found.json())
         typer.echo(f"Results: {json.resolve()}")

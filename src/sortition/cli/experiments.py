@@ -65,7 +65,7 @@ from sortition.lab.federations import FEDERATIONS
 from sortition.lab.imported import imported
 from sortition.lab.problems.softmax import STEP_SIZE, digits_federation
 from sortition.lab.reports.comparison import MARKS
-from sortition.lab.reports.diagnosis_page import HOW_TO_READ as HOW_TO_READ_DIAGNOSIS
+from sortition.lab.reports.diagnosis_page import how_to_read
 from sortition.lab.reports.page import picture_png, picture_svg
 from sortition.lab.reports.real_page import HOW_TO_READ as HOW_TO_READ_REAL
 from sortition.lab.reports.real_page import picture, real_json, real_page, summary_table, verdict
@@ -189,7 +189,7 @@ def compare_command(
             pilots=False,
             seed=seed,
         )
-        typer.echo(f"{found.sentence}\n\n{found.table}\n\n{HOW_TO_READ_DIAGNOSIS}")
+        typer.echo(f"{found.sentence}\n\n{found.table}\n\n{how_to_read(found)}")
         if found.choice == MEMORY and not memory:
             typer.echo("The comparison that follows has no memory; --memory adds one.")
         typer.echo()

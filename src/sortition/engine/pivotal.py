@@ -144,6 +144,8 @@ def _listed_probabilities(
 ) -> FloatArray:
     """The probabilities of listed clients: what was ``learnt``, mixed with the prior."""
     prior_share = np.exp(ExpertArrays(*expert_fields).log_weights[line.trees.ratios.shape[1] :]).sum()
+    if prior_share == 0.0:  # the line of a vector has no masses to look up
+        return learnt
     own = masses_of(line.prior, listed) / line.prior.total
     result: FloatArray = prior_share * own + (1.0 - prior_share) * learnt
     return result

@@ -174,7 +174,7 @@ class GuardState:
         return limited(distribution, outliers, weights, share, hints) if share < 1.0 else distribution
 
     def shares(self, distribution: Distribution, client_weights: Roster) -> Shares:
-        """What the outliers may hold of what was learnt; a share of 1 if there are none."""
+        """What the outliers may hold of what was learnt; nobody, with a share of 1, if that is all of it."""
         if not len(self._outliers):
             return NOBODY
         if distribution is not self._hinted:
@@ -182,7 +182,8 @@ class GuardState:
         if self._weighed is None or self._weighed[0] is not client_weights.arrays:
             self._weighed = (client_weights.arrays, *self._weigh_outliers(client_weights))
         _, outliers, weights, weight, hints = self._weighed
-        return (outliers, weights, self.largest_share(weight), hints) if weight > 0.0 else NOBODY
+        share = self.largest_share(weight)
+        return (outliers, weights, share, hints) if 0.0 < share < 1.0 else NOBODY
 
     def _weigh_outliers(self, client_weights: Roster) -> tuple[IntArray, FloatArray, float, IntArray]:
         """The outliers with a weight, their weights and the sum of these, and hints for their look-up."""

@@ -21,6 +21,11 @@ HOW_TO_READ = (
 LEAST_COHORT = " 'least K' has the variance of uniform sampling at today's K."
 
 
+def how_to_read(diagnosis: Diagnosis) -> str:
+    """What the columns of the table mean."""
+    return HOW_TO_READ + ("" if diagnosis.noise.of_examples else LEAST_COHORT)
+
+
 def diagnosis_page(diagnosis: Diagnosis) -> str:
     """One self-contained page."""
     noise = diagnosis.noise
@@ -30,7 +35,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
     )
     page.paragraph(diagnosis.sentence)
     page.table(diagnosis.columns, [(row[0], *map(Number, row[1:])) for row in diagnosis.cells()])
-    page.paragraph(HOW_TO_READ + ("" if noise.of_examples else LEAST_COHORT), note=True)
+    page.paragraph(how_to_read(diagnosis), note=True)
     page.heading("The noise of a step")
     page.paragraph(
         "Over that of uniform sampling."
