@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ def programs(tmp_path):
 
 def deployment(programs):
     """A SuperLink with TLS and three registered keys; returns what starts the SuperNode of a partition."""
+    if [int(part) for part in version("flwr").split(".")[:2]] < [1, 41]:
+        pytest.skip("SuperNodes of this Flower connect to a port of their own; these commands are of 1.41")
     port = free_port()
     ca, certificate, key = write_certificates(programs.home / f"tls-{port}")
     programs.connection(port, certificate=ca)
