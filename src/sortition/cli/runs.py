@@ -154,7 +154,7 @@ def compare(
     found = make_comparison(summaries, target)
     typer.echo(found.text())
     if report is not None:
-        from sortition.lab.reports.runs_page import runs_page
+        from sortition.lab.reports.ledger_page import runs_page
 
         _write_page(report, runs_page(found), *files, option="--report")
 
