@@ -1,7 +1,7 @@
 """What liars can gain under the guard of the default sampler, and what it costs where nobody lies.
 
-    python benchmarks/guard_tradeoff.py attacks [--seeds 10] [--rounds 300] [--out DIR]
-    python benchmarks/guard_tradeoff.py gains   [--seeds 4] [--out DIR]
+    python benchmarks/guard_tradeoff.py attacks [--seeds 50] [--rounds 300] [--out DIR]
+    python benchmarks/guard_tradeoff.py gains   [--seeds 10] [--out DIR]
     python benchmarks/guard_tradeoff.py honest  [--seeds 10] [--sampler portfolio] [--out DIR]
 
 *attacks*: 100 clients with log-normal norms, 5 drawn a round, 1 or 5 liars; every attack that we know, at
@@ -169,7 +169,7 @@ def run_attacks(options: argparse.Namespace) -> str:
     ]
     cases += [("none", deviation, "constant", liars) for deviation in DEVIATIONS for liars in LIARS]
     cases += [(name, deviation, "constant", 0) for name in GUARDS for deviation in DEVIATIONS]
-    seeds = range(options.seeds)
+    seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
     tasks = [
         partial(under_attack, GUARDS[name], *rest, seed, options.rounds)
         for name, *rest in cases
@@ -182,10 +182,10 @@ def run_attacks(options: argparse.Namespace) -> str:
 
 def run_gains(options: argparse.Namespace) -> str:
     """What liars hold and what honest heavy clients pay, by ``largest_gain``."""
-    seeds, lines = range(options.seeds), []
+    seeds, lines = range(FIRST_SEED, FIRST_SEED + options.seeds), []
 
     def heavy(guard: Guard | None) -> FloatArray:
-        tasks = [partial(honest_variance, SAMPLER, guard, HEAVY, FIRST_SEED + seed) for seed in seeds]
+        tasks = [partial(honest_variance, SAMPLER, guard, HEAVY, seed) for seed in seeds]
         return np.log(run_all(tasks, [ENVIRONMENTS[HEAVY].num_rounds] * len(tasks), options.jobs))
 
     plain = heavy(None)
@@ -245,7 +245,7 @@ def run_all(tasks: Sequence[Callable[[Tick], Any]], lengths: Sequence[int], jobs
         return run_tasks(tasks, jobs, progress.advance_to)
 
 
-CAMPAIGNS = {"attacks": (run_attacks, 10), "gains": (run_gains, 4), "honest": (run_honest, 10)}
+CAMPAIGNS = {"attacks": (run_attacks, 50), "gains": (run_gains, 10), "honest": (run_honest, 10)}
 
 
 def main() -> None:
