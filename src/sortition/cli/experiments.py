@@ -307,7 +307,7 @@ def arena_command(
         typer.Option(
             parser=whole_number(1),
             metavar="N",
-            show_default="2; 10 for --real, 5 where rounds are expensive",
+            show_default="2; 10 for --real",
             help="Runs to average over.",
         ),
     ] = None,

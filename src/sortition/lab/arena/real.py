@@ -343,8 +343,8 @@ def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None
     if kind == "table":
         return Effort(setup.num_rounds, 30, 8, 1, seeds or 10, 5)
     if kind == "image":
-        return Effort(setup.num_rounds, 20, 5, 1, seeds or 5, 3)
-    return Effort(setup.num_rounds, 20, 4, 2, seeds or 5, 0)  # one seed chooses steps at which others diverge
+        return Effort(setup.num_rounds, 20, 5, 1, seeds or 10, 3)
+    return Effort(setup.num_rounds, 20, 4, 2, seeds or 10, 0)  # one seed chooses steps at which others diverge
 
 
 # One run -------------------------------------------------------------------------------------------------
