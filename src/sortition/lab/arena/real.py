@@ -338,13 +338,14 @@ def effort_of(cell: Cell, method: str, *, quick: bool = False, seeds: int | None
         return replace(effort_of(cell, BASE, quick=quick, seeds=seeds), tuning_runs=0)
     if quick:
         return Effort(setup.num_rounds // (2 if kind == "table" else 5), 10, 2, 1, seeds or 2, 1)
+    # one tuning seed chooses steps at which other seeds diverge
     if method == FULL_PARTICIPATION:
-        return Effort(setup.num_rounds, 30, 4, 1, seeds or 2, 0)
+        return Effort(setup.num_rounds, 30, 4, 2, seeds or 2, 0)
     if kind == "table":
-        return Effort(setup.num_rounds, 30, 8, 1, seeds or 10, 5)
+        return Effort(setup.num_rounds, 30, 8, 2, seeds or 10, 5)
     if kind == "image":
-        return Effort(setup.num_rounds, 20, 5, 1, seeds or 10, 3)
-    return Effort(setup.num_rounds, 20, 4, 2, seeds or 10, 0)  # one seed chooses steps at which others diverge
+        return Effort(setup.num_rounds, 20, 5, 2, seeds or 10, 3)
+    return Effort(setup.num_rounds, 20, 4, 2, seeds or 10, 0)
 
 
 # One run -------------------------------------------------------------------------------------------------
