@@ -16,6 +16,7 @@ import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,8 @@ def judge_files(
     rng, path = np.random.default_rng(seed), directory / "run.db"
     recorded(path, rounds)
     whole = {file: file.read_bytes() for file in directory.rglob("*") if file.is_file()}
-    rows = sqlite3.connect(path).execute("SELECT * FROM events ORDER BY number").fetchall()
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT * FROM events ORDER BY number").fetchall()
     files = RunFiles(side_directory(path), bytes.fromhex(unpack(rows[0][4])["run_id"]))
     (snapshot,) = files.numbers(SNAPSHOT)
     held = files.read(SNAPSHOT, snapshot)

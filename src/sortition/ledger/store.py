@@ -379,19 +379,25 @@ def _connect(path: Path, write: bool, good: bool) -> sqlite3.Connection:
     address = f"file:{quote(os.fsencode(path.absolute()))}?mode={'rw' if write else 'ro'}"
     lenient = "PRAGMA writable_schema = ON" if good else ""
     try:
-        connection = sqlite3.connect(
-            address, uri=True, isolation_level=None, timeout=10.0, check_same_thread=False
-        )
-        connection.execute(lenient)
-        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1")
+        return _opened(address, lenient, "SELECT 1 FROM sqlite_master LIMIT 1")
     except sqlite3.OperationalError:
         if write or wal_of(path).exists():
             raise
         # nobody writes, and the files that WAL needs may not be created here: read the file as it is
-        connection = sqlite3.connect(
-            f"{address}&immutable=1", uri=True, isolation_level=None, check_same_thread=False
-        )
-        connection.execute(lenient)
+        return _opened(f"{address}&immutable=1", lenient)
+
+
+def _opened(address: str, *statements: str) -> sqlite3.Connection:
+    """A connection after these statements; if one fails, it is closed."""
+    connection = sqlite3.connect(
+        address, uri=True, isolation_level=None, timeout=10.0, check_same_thread=False
+    )
+    try:
+        for statement in statements:
+            connection.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
