@@ -18,7 +18,7 @@ from sortition.core.types import FloatArray
 
 POINTS, WIDE_POINTS = 100, 300
 """Points of a curve at most, in a panel and in a chart as wide as the page."""
-WIDTH, HEIGHT = 250, 170
+WIDTH, HEIGHT = 205, 170
 LARGEST = 1e300
 """Larger values are drawn there: the sum of a stretch must be finite, and the axis needs room."""
 MANY_DECADES = 1e3
