@@ -161,7 +161,8 @@ def panel_chart(
     """
     labels = [curve.label for curve in curves]
     colours = _colours(labels)
-    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": 5}}
+    ticks = 5 if most > POINTS else 3
+    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": ticks}}
     colour = {
         "field": "sampler",
         "type": "nominal",
