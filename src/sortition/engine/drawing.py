@@ -147,7 +147,7 @@ def draw_cohort(
     if design == "fixed_size":
         drawn = _draw_fixed_size(distribution.line(), cohort_size, generator)
         return drawn or designs.draw_fixed_size(distribution.everybody(), cohort_size, generator)
-    if design == "independent" and num_clients > DENSE_CLIENTS * cohort_size:
+    if num_clients > DENSE_CLIENTS * cohort_size and design == "independent":
         return _draw_independent(distribution, num_clients, cohort_size, generator)
     return designs.draw_dense(design, distribution.everybody(), cohort_size, generator)
 
