@@ -65,7 +65,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(abc|collections|flwr|numba|numpy|os|pathlib|torch|typing)\b.*"),
     ("py:.*", "|".join(ALIASES)),
     ("py:.*", r"sortition\.(engine|ledger\.store|samplers\.static\.StaticSampler)\b.*"),
-    ("py:.*", r"sortition\.lab\.arena\.environments\.ProblemFactory"),
+    ("py:.*", r"sortition\.lab\.(arena\.environments\.ProblemFactory|diagnosis\.findings\.Heterogeneity)"),
 ]
 
 
