@@ -48,7 +48,7 @@ from sortition.lab.diagnosis.pilots import Trainings, standard_errors, train_pil
 from sortition.lab.diagnosis.recorded_run import measure_run
 from sortition.lab.diagnosis.trained_problem import measure_problem
 from sortition.lab.parallel import Tick, run_tasks
-from sortition.lab.reports.charts import whole_chart
+from sortition.lab.reports.charts import ink, whole_chart
 from sortition.lab.reports.page import picture_svg
 from sortition.lab.training import Problem, all_norms, training_rounds
 from sortition.ledger import open_run, read_run
@@ -202,7 +202,7 @@ def diagnoses(problem: Problem, setting: Setting, seed: int) -> dict[str, Diagno
 
 
 def picture(outcomes: list[Outcome]) -> dict[str, Any]:
-    """Predicted against realised rounds, over those of uniform sampling."""
+    """Predicted against realised rounds, over those of uniform sampling: a panel for each choice."""
     points = []
     for outcome in outcomes:
         base = outcome.log_rounds[UNIFORM]
@@ -221,48 +221,41 @@ def picture(outcomes: list[Outcome]) -> dict[str, Any]:
             )
     values = [value for point in points for value in (point["low"], point["high"], point["y"])]
     ends = [0.9 * min(values), 1.1 * max(values)]
-    ticks = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5]
+    ticks = [0.1, 0.2, 0.5, 1]
     scale = {"type": "log", "domain": ends, "nice": False}
     axis = {"values": ticks, "format": "~g"}
-    colour = {
-        "field": "choice",
-        "type": "nominal",
-        "sort": list(COLOURS),
-        "scale": {"domain": list(COLOURS), "range": list(COLOURS.values())},
-        "legend": {"title": None, "orient": "top", "symbolOpacity": 1},
-    }
     x = {"field": "x", "type": "quantitative", "scale": scale, "axis": axis, "title": "predicted rounds"}
     y = {"field": "y", "type": "quantitative", "scale": scale, "axis": axis, "title": "realised rounds"}
     line = [{"x": end, "y": end} for end in ends]
-    return whole_chart(
-        {
-            "width": 420,
-            "height": 420,
-            "title": "Rounds over those of uniform sampling, at tuned steps",
-            "layer": [
-                {
-                    "data": {"values": line},
-                    "mark": {"type": "line", "color": "#999999", "strokeDash": [6, 4]},
-                    "encoding": {"x": x, "y": y},
-                },
-                {
-                    "data": {"values": points},
-                    "mark": {"type": "rule", "opacity": 0.3},
-                    "encoding": {
-                        "x": {**x, "field": "low"},
-                        "x2": {"field": "high"},
-                        "y": y,
-                        "color": colour,
+    panels = []
+    for place, (choice, colour) in enumerate(COLOURS.items()):
+        side = y if place == 0 else {**y, "title": None, "axis": {**axis, "labels": False, "minExtent": 0}}
+        panels.append(
+            {
+                "width": 190,
+                "height": 190,
+                "title": {"text": choice, "color": ink(colour), "fontSize": 14},
+                "data": {"values": [point for point in points if point["choice"] == choice]},
+                "layer": [
+                    {
+                        "data": {"values": line},
+                        "mark": {"type": "line", "color": "#999999", "strokeDash": [6, 4]},
+                        "encoding": {"x": x, "y": side},
                     },
-                },
-                {
-                    "data": {"values": points},
-                    "mark": {"type": "point", "filled": True, "size": 45, "opacity": 0.9},
-                    "encoding": {"x": x, "y": y, "color": colour},
-                },
-            ],
-        }
-    )
+                    {
+                        "mark": {"type": "rule", "color": colour, "opacity": 0.35},
+                        "encoding": {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": side},
+                    },
+                    {
+                        "mark": {"type": "point", "filled": True, "size": 35, "color": colour, "opacity": 1},
+                        "encoding": {"x": x, "y": side},
+                    },
+                ],
+            }
+        )
+    chart = whole_chart({"hconcat": panels, "spacing": 16})
+    chart["config"]["axis"] |= {"labelFontSize": 12, "titleFontSize": 13}  # to be read on a telephone, too
+    return chart
 
 
 def show(outcomes: list[Outcome]) -> None:

@@ -57,6 +57,7 @@ ALIASES = (
     "MakeSampler",
     "Norms",
     "Updates",
+    "Weighed",
     "WeightsOf",
 )
 autodoc_type_aliases = {name: name for name in ALIASES}
@@ -64,7 +65,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(abc|collections|flwr|numba|numpy|os|pathlib|torch|typing)\b.*"),
     ("py:.*", "|".join(ALIASES)),
     ("py:.*", r"sortition\.(engine|ledger\.store|samplers\.static\.StaticSampler)\b.*"),
-    ("py:.*", r"sortition\.lab\.arena\.environments\.ProblemFactory"),
+    ("py:.*", r"sortition\.lab\.(arena\.environments\.ProblemFactory|diagnosis\.findings\.Heterogeneity)"),
 ]
 
 
@@ -90,12 +91,12 @@ def numpy_sections(app: Any, what: str, name: str, obj: Any, options: Any, lines
 
 
 def plain_aliases(*arguments: Any) -> tuple[str, str] | None:
-    """Sphinx 9 shows the alias X in a union as TypeAliasForwardRef('X')."""
+    """Sphinx 9 shows the alias X in a union as TypeAliasForwardRef('X'), and can't read <factory>."""
     signature, returned = arguments[-2:]
     if signature is None:
         return None
     alias = re.compile(r"TypeAliasForwardRef\('(\w+)'\)")
-    return alias.sub(r"\1", signature), alias.sub(r"\1", returned or "")
+    return alias.sub(r"\1", signature).replace("<factory>", "..."), alias.sub(r"\1", returned or "")
 
 
 def setup(app: Any) -> None:

@@ -71,7 +71,7 @@ def outcomes(design: str, p: Array, cohort_size: int) -> Iterator[tuple[float, W
         for probability, draws in duels(inclusion):
             chosen = np.array(draws, dtype=np.int64)
             yield probability, weigh_by_inclusion(chosen, inclusion[chosen])
-    else:
+    elif design == "independent":
         inclusion = inclusion_probabilities(p, cohort_size)
         for size in range(len(p) + 1):
             for draws in combinations(clients, size):
@@ -80,6 +80,8 @@ def outcomes(design: str, p: Array, cohort_size: int) -> Iterator[tuple[float, W
                 probability = float(np.where(inside, inclusion, 1.0 - inclusion).prod())
                 if probability > 0.0:
                     yield probability, weigh_by_inclusion(chosen, inclusion[chosen])
+    else:
+        raise NotImplementedError(f"enumerate the outcomes of {design} here")
 
 
 def duels(inclusion: Array) -> Iterator[tuple[float, tuple[int, ...]]]:

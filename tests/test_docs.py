@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 import tomllib
 from itertools import pairwise
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import sortition
+import sortition.integrations
 from sortition import UniformSampler
 from sortition.lab.compare import compare
 from sortition.lab.contestants import GUIDANCE
@@ -109,21 +111,27 @@ def test_pages_that_the_source_names_exist() -> None:
 # The reference ----------------------------------------------------------------------------------------------
 
 
+INTEGRATIONS = [
+    f"sortition.integrations.{module.name}"
+    for module in pkgutil.iter_modules(sortition.integrations.__path__)
+]
+
+
+def test_each_integration_has_an_extra_that_is_installed_for_the_tests() -> None:
+    extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
+    installed = re.search(r"^ALL_EXTRAS\s*:= (.*)$", text_of(ROOT / "Makefile"), re.MULTILINE)
+    assert installed is not None
+    names = {package.rpartition(".")[2] for package in INTEGRATIONS}
+    assert {"flower", "torch"} <= names
+    assert names <= extras.keys() & set(installed[1].split(","))
+
+
 @pytest.mark.parametrize(
-    "package",
-    [
-        "sortition",
-        "sortition.ledger",
-        "sortition.integrations.flower",
-        "sortition.integrations.torch",
-        "sortition.lab",
-        "sortition.testing",
-    ],
+    "package", ["sortition", "sortition.ledger", "sortition.lab", "sortition.testing", *INTEGRATIONS]
 )
 def test_every_public_name_is_in_the_reference(package: str) -> None:
-    for ending, needed in (("flower", "flwr"), ("torch", "torch")):
-        if package.endswith(ending):
-            pytest.importorskip(needed, reason=f"the extra {ending} is not installed")
+    if package in INTEGRATIONS:
+        pytest.importorskip(package, reason="its extra is not installed", exc_type=ImportError)
     listed = {
         name
         for page in (DOCS / "reference").glob("*.md")

@@ -15,7 +15,7 @@ from sortition import UniformSampler
 from sortition.cli import commands
 from sortition.core.errors import DataError
 from sortition.lab.compare import Comparison, Row
-from sortition.lab.reports.charts import POINTS, WIDE_POINTS, Series, line_chart, points
+from sortition.lab.reports.charts import NAME_HEIGHT, POINTS, WIDE_POINTS, Series, line_chart, points
 from sortition.lab.reports.ledger_page import ledger_page
 from sortition.lab.reports.page import Page, picture_png, picture_svg
 from sortition.lab.reports.reproduction import fill_page, provenance
@@ -221,7 +221,7 @@ def test_few_rounds_are_all_drawn_and_there_is_no_band():
     assert [(point["x"], point["y"]) for point in chart["data"]["values"]] == list(
         zip(range(WIDE_POINTS), values, strict=True)
     )
-    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line"]
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "text"]
     assert "description" not in chart
 
 
@@ -229,7 +229,7 @@ def test_a_band_is_drawn_and_described_where_a_point_is_a_stretch():
     values = np.tile([1.0, 1.0, 4.0], 400)
     mean = line_chart({"a": (np.arange(1200), values)}, "round", "y")
     median = line_chart({"a": (np.arange(1200), values)}, "round", "y", log=True)
-    assert [layer["mark"]["type"] for layer in mean["layer"]] == ["area", "line"]
+    assert [layer["mark"]["type"] for layer in mean["layer"]] == ["area", "line", "text"]
     assert "4 rounds" in mean["description"]
     assert "mean" in mean["description"]
     assert "median" in median["description"]
@@ -238,6 +238,35 @@ def test_a_band_is_drawn_and_described_where_a_point_is_a_stretch():
     page = Page("t", "l")
     page.chart(mean)
     assert page.render().count(mean["description"]) == 2  # below the chart, and in it for those who can't see
+
+
+def names_of(chart: dict[str, Any]) -> dict[str, float]:
+    """The names beside the curves, and how far below the top they are."""
+    texts = [layer for layer in chart["layer"] if layer["mark"]["type"] == "text"]
+    return {layer["mark"]["text"]: layer["encoding"]["y"]["value"] for layer in texts}
+
+
+def test_each_curve_has_its_name_at_its_end_and_none_covers_another():
+    ends = {"top": 10.0, "one": 1.0, "two": 1.01, "three": 0.99, "low": 0.0, "none": np.nan}
+    chart = line_chart({name: ([1, 2], [end, end]) for name, end in ends.items()}, "x", "y", height=220)
+    assert "legend" not in json.dumps(chart).replace('"legend": null', "")
+    names = names_of(chart)
+    assert list(names) == ["top", "one", "two", "three", "low"]  # no name where there is no curve
+    down = sorted(names, key=names.__getitem__)
+    assert down == ["top", "two", "one", "three", "low"]
+    assert names["top"] == 10.0  # a twenty-second part of the height is room above it
+    assert np.diff(sorted(names.values())).min() >= NAME_HEIGHT
+    assert max(names.values()) <= 220
+    assert names_of(line_chart({"y": ([1, 2], [1.0, 2.0])}, "x", "y")) == {}  # the axis has it already
+
+
+def test_names_on_a_logarithmic_axis_and_more_names_than_there_is_room_for():
+    chart = line_chart({"a": ([1, 2], [1.0, 1.0]), "b": ([1, 2], [1.0, 1e4])}, "x", "y", log=True, height=300)
+    low, high = chart["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert names_of(chart)["a"] == pytest.approx(300 * np.log(high) / np.log(high / low), abs=0.1)
+    many = names_of(line_chart({str(n): ([1, 2], [1.0, 1.0]) for n in range(40)}, "x", "y"))
+    assert np.allclose(np.diff(list(many.values())), NAME_HEIGHT)
+    assert min(many.values()) == 0.0
 
 
 def test_deviations_of_a_stretch_are_all_in_the_band():

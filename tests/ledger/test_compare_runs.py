@@ -151,8 +151,9 @@ def test_the_page_has_a_colour_for_each_run(runs: tuple[Path, Path], tmp_path: P
     text = page.read_text()
     specs = json.loads(re.search(r"^const specs = (.*);$", text, re.MULTILINE)[1])
     assert len(specs) == 1  # accuracy was logged once: no curve
-    *_, lines, rule = specs[0]["layer"]
-    assert rule["data"]["values"] == [{"y": 0.4}]
+    layers = specs[0]["layer"]
+    assert layers[-1]["data"]["values"] == [{"y": 0.4}]
+    (lines,) = (layer for layer in layers if layer["mark"]["type"] == "line")
     scale = lines["encoding"]["color"]["scale"]
     assert scale["domain"] == ["learner", "plain"]
     assert len(set(scale["range"])) == 2

@@ -136,7 +136,10 @@ def draw_cohort(
     cohort_size: int,
     generator: np.random.Generator,
 ) -> Weighed:
-    """Draw by ``design`` from all the ``num_clients`` clients of ``distribution``."""
+    """Draw by ``design`` from all the ``num_clients`` clients of ``distribution``.
+
+    A design without a line here is drawn from the whole vector: rightly, but visiting every client.
+    """
     if design == "with_replacement":
         return distribution.draw_weighed(generator.random((cohort_size, 2)))
     if design == "without_replacement":
@@ -144,9 +147,9 @@ def draw_cohort(
     if design == "fixed_size":
         drawn = _draw_fixed_size(distribution.line(), cohort_size, generator)
         return drawn or designs.draw_fixed_size(distribution.everybody(), cohort_size, generator)
-    if num_clients <= DENSE_CLIENTS * cohort_size:
-        return designs.draw_independent(distribution.everybody(), cohort_size, generator)
-    return _draw_independent(distribution, num_clients, cohort_size, generator)
+    if num_clients > DENSE_CLIENTS * cohort_size and design == "independent":
+        return _draw_independent(distribution, num_clients, cohort_size, generator)
+    return designs.draw_dense(design, distribution.everybody(), cohort_size, generator)
 
 
 def draw_dense(

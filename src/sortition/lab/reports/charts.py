@@ -1,7 +1,8 @@
 """Curves as Vega-Lite specifications: one source for PNG, SVG and the interactive page.
 
-A curve with more rounds than points is drawn in stretches: a point then stands for several rounds, and a band
-shows the least and the largest of their values, so that no round is hidden.
+Each curve has its name beside its end, in its colour; there are no legends. A curve with more rounds than
+points is drawn in stretches: a point then stands for several rounds, and a band shows the least and the
+largest of their values, so that no round is hidden.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sortition.core.types import FloatArray
 
 POINTS, WIDE_POINTS = 100, 300
 """Points of a curve at most, in a panel and in a chart as wide as the page."""
-WIDTH, HEIGHT = 250, 170
+WIDTH, HEIGHT = 205, 170
 LARGEST = 1e300
 """Larger values are drawn there: the sum of a stretch must be finite, and the axis needs room."""
 MANY_DECADES = 1e3
@@ -33,12 +34,16 @@ COLOURS = {
     "vrb": "#e69f00",
     "avare": "#009e73",
     "proportional": "#7f7f7f",
+    "scaffold, uniform": "#d55e00",
+    "scaffold, osmd": "#0072b2",
 }
 """A sampler has the same colour in every chart."""
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#222222", "#56b4e9", "#7f7f7f")
 OTHERS = ("#6a3d9a", "#8c6d31", "#1b9e9e", "#a6cee3")
 FEW_CURVES = 4
 """More curves than this are dashed, too."""
+NAME_HEIGHT, NAME_LIMIT = 14, 170
+"""Pixels from one name to the next, and how many a name may take before it is cut."""
 DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (4, 2), (1, 3), (12, 4))
 _POWER_OF_TEN = "abs(log(datum.value) / LN10 - round(log(datum.value) / LN10)) < 1e-9"
 _DECADES = {
@@ -93,7 +98,6 @@ def line_chart(
         "field": "y",
         "type": "quantitative",
         "title": y_title,
-        "scale": {"zero": False},
     }
     if log:
         y_axis["scale"] = {"type": "log", "nice": False}
@@ -103,16 +107,20 @@ def line_chart(
             y_axis["scale"]["domain"] = [short(0.9 * low), short(1.1 * high)]
             if high > MANY_DECADES * low:
                 y_axis["axis"] = _DECADES
+    else:
+        y_axis["scale"] = _linear_scale(curves, target)
     if share:  # a little room above, or the line at 100% is cut
         y_axis["scale"] = {"domain": [0, 1.04], "nice": False}
         y_axis["axis"] = {"format": "%", "values": [0, 0.25, 0.5, 0.75, 1]}
-    panel = panel_chart(curves, "", x_title, y_title, y_axis, zoom="zoom", most=WIDE_POINTS, median=log)
+    panel = panel_chart(
+        curves, "", x_title, y_title, y_axis, zoom="zoom", most=WIDE_POINTS, median=log, height=height
+    )
     if target is not None:
         rule = {"type": "rule", "strokeDash": [6, 4], "color": "#555555", "clip": True}
         panel["layer"].append({"data": {"values": [{"y": target}]}, "mark": rule, "encoding": {"y": y_axis}})
     rounds = max((len(curve.mean) for curve in curves), default=0)
     about = stretches_in_words(rounds, WIDE_POINTS, of or x_title, median=log)
-    return whole_chart({**panel, "width": "container", "height": height}, about)
+    return whole_chart({**panel, "width": "container"}, about)
 
 
 def logged_chart(
@@ -144,34 +152,35 @@ def panel_chart(
     zoom: str,
     most: int = POINTS,
     median: bool = False,
+    height: int = HEIGHT,
+    named: bool = True,
 ) -> dict[str, Any]:
-    """Curves in one panel, to be put into :func:`whole_chart`; ``zoom`` must be a name of its own there."""
+    """Curves in one panel, to be put into :func:`whole_chart`; ``zoom`` must be a name of its own there.
+
+    ``named`` is for the names of the curves, to the right of the panel.
+    """
     labels = [curve.label for curve in curves]
     colours = _colours(labels)
-    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": 5}}
+    ticks = 5 if most > POINTS else 3
+    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": ticks}}
     colour = {
         "field": "sampler",
         "type": "nominal",
         "sort": labels,
         "scale": {"domain": labels, "range": colours},
-        "legend": {
-            "title": None,
-            "orient": "bottom",
-            "columns": 6,
-            "labelLimit": 240,
-            "symbolOpacity": 1,
-            "symbolType": "stroke",
-            "symbolSize": 400,
-            "symbolStrokeWidth": 2,
-        },
+        "legend": None,
     }
-    y = y_axis or {"field": "y", "type": "quantitative", "title": y_title, "scale": {"zero": False}}
+    y = y_axis or {
+        "field": "y",
+        "type": "quantitative",
+        "title": y_title,
+        "scale": _linear_scale(curves, None),
+    }
     values = [point for curve in curves for point in points(curve, most, median=median)]
     spans = any(point["low"] < point["high"] for point in values)
     banded = [{"field": end, "title": end, "format": ".4g"} for end in ("low", "high") if spans]
-    dashes = {}
+    dashes, patterns = {}, [DASHES[place % len(DASHES)] for place in range(len(labels))]
     if len(labels) > FEW_CURVES:  # curves that coincide can still be told apart
-        patterns = [DASHES[place % len(DASHES)] for place in range(len(labels))]
         dashes = {"strokeDash": {**colour, "scale": {"domain": labels, "range": patterns}}}
     layers: list[dict[str, Any]] = [
         {
@@ -199,13 +208,93 @@ def panel_chart(
             "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
         }
         layers.insert(0, band)
+    if named and labels != [y_title]:
+        ends = {point["sampler"]: point["y"] for point in values}
+        drawn = [place for place, label in enumerate(labels) if label in ends]
+        heights = _apart([_pixel(ends[labels[place]], y["scale"], height) for place in drawn], height)
+        for place, at in zip(drawn, heights, strict=True):
+            layers += _name(labels[place], colours[place], at, patterns[place] if dashes else None)
     return {
         "title": title,
         "width": WIDTH,
-        "height": HEIGHT,
+        "height": height,
         "data": {"values": values},
         "layer": layers,
     }
+
+
+def _linear_scale(curves: list[Series], target: float | None) -> dict[str, Any]:
+    """From the least to the largest that is drawn, and a little room on both sides."""
+    ends = [curve.mean + side * curve.spread for curve in curves for side in (-1.0, 1.0)]
+    known = np.concatenate([[np.nan if target is None else target], *ends])
+    known = known[np.isfinite(known)]
+    if not len(known):
+        return {"zero": False}
+    low, high = float(known.min()), float(known.max())
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return {"domain": [short(low - room), short(high + room)], "nice": False, "zero": False}
+
+
+def _pixel(value: float, scale: dict[str, Any], height: int) -> float:
+    """How far below the top of a panel a value lies."""
+    bend = np.log if scale.get("type") == "log" else np.asarray
+    low, high = (float(bend(end)) for end in scale["domain"])
+    return float(height * np.clip((high - float(bend(value))) / (high - low), 0.0, 1.0))
+
+
+def _apart(heights: list[float], height: int) -> list[float]:
+    """The heights nearest to these, in the same order, that leave each name its room.
+
+    Less the names above it, a height may not be smaller than the one before: an isotonic regression, by
+    pooling neighbours. The names keep within the panel, and go on below it if they are too many.
+    """
+    order = np.argsort(heights, kind="stable")
+    pools: list[tuple[float, int]] = []
+    for place, index in enumerate(order):
+        total, count = heights[index] - NAME_HEIGHT * place, 1
+        while pools and pools[-1][0] / pools[-1][1] >= total / count:
+            before, many = pools.pop()
+            total, count = total + before, count + many
+        pools.append((total, count))
+    means = np.repeat([total / count for total, count in pools], [count for _, count in pools])
+    last = max(0.0, height - NAME_HEIGHT * (len(heights) - 1))
+    placed = np.empty(len(heights))
+    placed[order] = means.clip(0.0, last) + NAME_HEIGHT * np.arange(len(heights))
+    return [round(float(place), 1) for place in placed]
+
+
+def _name(label: str, colour: str, height: float, dash: tuple[int, ...] | None) -> list[dict[str, Any]]:
+    """A name to the right of the panel, after a piece of its line if lines are dashed."""
+    at: dict[str, Any] = {"x": {"value": "width"}, "y": {"value": height}}
+    text = {
+        "type": "text",
+        "text": label,
+        "clip": False,
+        "align": "left",
+        "baseline": "middle",
+        "dx": 7,
+        "limit": NAME_LIMIT,
+        "color": ink(colour),
+        "fontSize": 11,
+        "fontWeight": "bold",
+    }
+    name = {"data": {"values": [{}]}, "mark": text, "encoding": at}
+    if dash is None:
+        return [name]
+    text["dx"] = 34
+    line = {"type": "rule", "strokeDash": dash, "color": colour, "strokeWidth": 1.8, "clip": False}
+    piece = {
+        "data": {"values": [{}]},
+        "mark": {**line, "xOffset": 6, "x2Offset": 28},
+        "encoding": {**at, "x2": {"value": "width"}},
+    }
+    return [piece, name]
+
+
+def ink(colour: str) -> str:
+    """A colour for text: a quarter darker, since light blue and orange are hard to read on white."""
+    parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(0.75 * part):02x}" for part in parts)
 
 
 def _colours(labels: list[str]) -> list[str]:
@@ -284,6 +373,7 @@ def whole_chart(spec: dict[str, Any], about: str = "") -> dict[str, Any]:
                 "titleFontSize": 11,
                 "titleFontWeight": "normal",
             },
+            "axisY": {"minExtent": 34},
             "title": {"fontSize": 12, "fontWeight": "bold"},
         },
         **spec,

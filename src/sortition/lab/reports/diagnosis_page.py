@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from sortition.lab.diagnosis.findings import UNIFORM, Diagnosis
-from sortition.lab.reports.charts import line_chart, short, whole_chart
+from sortition.lab.reports.charts import ink, line_chart, short, whole_chart
 from sortition.lab.reports.page import Number, Page
 
 SAMPLING, MINIBATCH = "sampling", "mini-batches"
-COLOURS = {SAMPLING: "#0072b2", MINIBATCH: "#bbbbbb"}
-ROW_HEIGHT = 34
+COLOURS = {SAMPLING: "#0072b2", MINIBATCH: "#999999"}
+ROW_HEIGHT, PART_WIDTH = 34, 75
 HOW_TO_READ = (
     "Everything is over uniform draws of fixed size; lower is better. 'variance' is what sampling adds to a "
     "step, 'with replacement' the same for draws with replacement. '<' marks the verdict."
@@ -73,28 +73,42 @@ def noise_chart(diagnosis: Diagnosis) -> dict[str, Any]:
         "field": "part",
         "type": "nominal",
         "scale": {"domain": parts, "range": [COLOURS[part] for part in parts]},
-        "legend": {"title": None, "orient": "bottom"} if len(parts) > 1 else None,
+        "legend": None,
     }
+    bars = {
+        "mark": {"type": "bar", "height": {"band": 0.6}},
+        "encoding": {
+            "y": _choices(diagnosis),
+            "x": {
+                "field": "noise",
+                "type": "quantitative",
+                "title": "noise of a step over uniform's",
+                "axis": {"tickCount": 6},
+            },
+            "color": colour,
+            "order": {"field": "order", "type": "quantitative"},
+            "tooltip": [{"field": "choice"}, {"field": "part"}, {"field": "noise", "format": ".3g"}],
+        },
+    }
+    names = [_part_name(part, PART_WIDTH * place) for place, part in enumerate(parts) if len(parts) > 1]
     return whole_chart(
         {
             "width": "container",
             "height": ROW_HEIGHT * len(diagnosis.rows),
             "data": {"values": values},
-            "mark": {"type": "bar", "height": {"band": 0.6}},
-            "encoding": {
-                "y": _choices(diagnosis),
-                "x": {
-                    "field": "noise",
-                    "type": "quantitative",
-                    "title": "noise of a step over uniform's",
-                    "axis": {"tickCount": 6},
-                },
-                "color": colour,
-                "order": {"field": "order", "type": "quantitative"},
-                "tooltip": [{"field": "choice"}, {"field": "part"}, {"field": "noise", "format": ".3g"}],
-            },
+            "layer": [bars, *names],
         }
     )
+
+
+def _part_name(part: str, left: int) -> dict[str, Any]:
+    """The name of a part of the bars, above them and in its colour."""
+    mark = {"type": "text", "text": part, "align": "left", "baseline": "bottom", "fontWeight": "bold"}
+    return {
+        "data": {"values": [{}]},
+        "mark": {**mark, "color": ink(COLOURS[part])},
+        "encoding": {"x": {"value": left}, "y": {"value": -5}},
+    }
 
 
 def rounds_chart(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -35,6 +35,7 @@ td.bad { color: #b00020; font-weight: 600; } td.good { color: #00693e; }
 summary { cursor: pointer; color: #0b57a4; }
 .chart.vega-embed { display: block; width: 100%; } .chart svg { display: block; }
 .chart + .note { margin-top: 0; }
+@media (prefers-color-scheme: dark) { html { filter: invert(0.92) hue-rotate(180deg); background: #fff; } }
 """
 
 

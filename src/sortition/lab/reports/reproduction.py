@@ -240,7 +240,7 @@ def figure_chart(result: Result) -> dict[str, Any]:
         mine = [curve for curve in result.curves if curve.variant == variant]
         rows = []
         for quantity in dict.fromkeys(curve.quantity for curve in mine):
-            panels = dict.fromkeys(curve.panel for curve in mine)
+            panels = list(dict.fromkeys(curve.panel for curve in mine))
             rows.append(
                 {
                     "hconcat": [
@@ -250,6 +250,7 @@ def figure_chart(result: Result) -> dict[str, Any]:
                             "round",
                             AXIS_TITLES.get(quantity, quantity),
                             zoom=f"zoom{next(numbers)}",
+                            named=panel == panels[-1],  # once a row: the panels have the same curves
                         )
                         for panel in panels
                     ]
@@ -263,7 +264,8 @@ def figure_chart(result: Result) -> dict[str, Any]:
 
 
 def _series(curve: Curve) -> Series:
-    return Series(curve.label, curve.rounds, curve.mean, curve.spread)
+    """A curve under its short name: what stands in brackets is in the tables."""
+    return Series(curve.label.partition(" (")[0], curve.rounds, curve.mean, curve.spread)
 
 
 def _sizes_chart(result: Result) -> dict[str, Any]:
