@@ -26,7 +26,8 @@ a start from :math:`p \propto L`, and "fixed L" stays there.
 most frequent one), 6 epochs. All samplers have RR's step: that of ``CNN_STEPS`` with the lowest training loss
 at the end, on seed 0. Differences to RR are paired by seed; the initial model is that of the seed.
 
-*time*: what tickets, norms of the last layer and the plan of an epoch add to a step of that CNN.
+*time*: what tickets, norms of the last layer and the plan of an epoch add to a step of that CNN with its
+batch, plain and adaptive ones in turns.
 
 The released sampler is "adaptive". "EB-rr" is importance reshuffling by the probabilities of the default
 sampler, "SM-rr" by running means of squares with the constants of ``RunningMeans``. The others draw with
@@ -693,7 +694,7 @@ def cnn(options: argparse.Namespace) -> None:
 
 
 def timing(options: argparse.Namespace) -> None:
-    """What a step takes, plain and adaptive steps in turns: lower quartiles of CPU time."""
+    """What a step takes with its batch, plain and adaptive in turns: lower quartiles and medians."""
     torch.set_num_threads(1)
     images, labels, _, _ = fashion(False, 1, options.data)
     data = TensorDataset(images, labels)
@@ -703,41 +704,57 @@ def timing(options: argparse.Namespace) -> None:
     plain = DataLoader(data, batch_size=BATCH, shuffle=True)
     adaptive = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
     taken: dict[str, list[float]] = {}
-    now = time.thread_time
+    now = time.perf_counter
 
-    def took(name: str, since: float) -> float:
-        end = now()
-        taken.setdefault(name, []).append(end - since)
-        return end
+    def plain_step() -> tuple[float, ...]:
+        start = now()
+        x, y = next(plain_batches)
+        loaded = now()
+        losses = nn.functional.cross_entropy(model.head(model.body(x)), y)
+        optimizer.zero_grad()
+        losses.backward()
+        optimizer.step()
+        return start, loaded, now()
+
+    def adaptive_step() -> tuple[float, ...]:
+        start = now()
+        (x, y), ticket = next(adaptive_batches)
+        loaded = now()
+        features = model.body(x)
+        logits = model.head(features)
+        losses = nn.functional.cross_entropy(logits, y, reduction="none")
+        asked = now()
+        norms = last_layer_norms(logits, y, features)
+        told = now()
+        ticket.observe(norms)
+        heard = now()
+        mean = ticket.mean(losses)
+        weighed = now()
+        optimizer.zero_grad()
+        mean.backward()
+        optimizer.step()
+        return start, loaded, now(), told - asked, heard - told, weighed - heard
 
     for _ in range(options.repeats):
-        start = now()
-        for (x, y), ((x_own, y_own), ticket) in zip(plain, adaptive, strict=True):
-            took("both loaders", start)
-            start = now()
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model.head(model.body(x)), y).backward()
-            optimizer.step()
-            start = took("plain", start)
-            features = model.body(x_own)
-            logits = model.head(features)
-            losses = nn.functional.cross_entropy(logits, y_own, reduction="none")
-            asked = now()
-            norms = last_layer_norms(logits, y_own, features)
-            told = took("norms", asked)
-            ticket.observe(norms)
-            took("observe", told)
-            optimizer.zero_grad()
-            ticket.mean(losses).backward()
-            optimizer.step()
-            start = took("adaptive", start)
-    quartiles = {name: 1e3 * float(np.percentile(values, 25)) for name, values in taken.items()}
-    extra = quartiles["adaptive"] - quartiles["plain"]
-    print(
-        f"a step: plain {quartiles['plain']:.2f} ms, adaptive {quartiles['adaptive']:.2f} ms; "
-        f"extra {extra:.3f} ms, of which last_layer_norms {quartiles['norms']:.3f}, "
-        f"observe {quartiles['observe']:.3f}"
-    )
+        plain_batches, adaptive_batches = iter(plain), iter(adaptive)
+        for position in range(len(plain)):
+            for name, step in (("plain", plain_step), ("adaptive", adaptive_step)):
+                start, loaded, end, *parts = step()
+                taken.setdefault(f"{name} batch{' and plan' * (position == 0)}", []).append(loaded - start)
+                taken.setdefault(f"{name} step", []).append(end - loaded)
+                for part, value in zip(("norms", "observe", "mean"), parts, strict=False):
+                    taken.setdefault(part, []).append(value)
+    for what, share in (("lower quartile", 25), ("median", 50)):
+        us = {name: 1e6 * float(np.percentile(values, share)) for name, values in taken.items()}
+        step = us["adaptive step"] - us["plain step"]
+        batch = us["adaptive batch"] - us["plain batch"]
+        plans = [us[f"{name} batch and plan"] - us[f"{name} batch"] for name in ("plain", "adaptive")]
+        plan = (plans[1] - plans[0]) / len(plain)
+        print(
+            f"{what}: a plain step takes {us['plain step']:.0f} us and its batch {us['plain batch']:.0f}; "
+            f"adaptive {step + batch + plan:+.0f}: step {step:+.0f} (norms {us['norms']:.0f}, observe "
+            f"{us['observe']:.0f}, mean {us['mean']:.0f}), batch {batch:+.0f}, plan {plan:+.0f}"
+        )
 
 
 def figure(options: argparse.Namespace) -> None:
