@@ -54,7 +54,7 @@ class EpochPlan:
         return slice(position * self.batch_size, (position + 1) * self.batch_size)
 
     def shares(self, position: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A batch's weights over its size. Those of the epoch are converted at once: no step waits for it."""
+        """A batch's weights over its size; the first step of an epoch converts those of all its batches."""
         shares = self._shares.get((dtype, device))
         if shares is None:
             exact, last = torch.tensor(self.weights), len(self.weights) // self.batch_size * self.batch_size
