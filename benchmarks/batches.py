@@ -6,7 +6,7 @@ r"""Adaptive mini-batches against random reshuffling: softmax regression, a smal
     python benchmarks/batches.py squares [--seeds 10]
     python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 10] [--jobs 2]
     python benchmarks/batches.py time
-    python benchmarks/batches.py figure --out FILE [--svg FILE.svg]     # of what softmax --out has written
+    python benchmarks/batches.py figure --out FILE --svg FILE.svg     # of what softmax --out FILE has written
 
 *softmax*: 10,000 examples, batches of 32, 15 epochs at a constant step. The target is the training loss of
 random reshuffling (RR) after two thirds of its epochs. RR's step for that is the one with the lowest loss at
@@ -26,7 +26,8 @@ a start from :math:`p \propto L`, and "fixed L" stays there.
 most frequent one), 6 epochs. All samplers have RR's step: that of ``CNN_STEPS`` with the lowest training loss
 at the end, on seed 0. Differences to RR are paired by seed; the initial model is that of the seed.
 
-*time*: what tickets, norms of the last layer and the plan of an epoch add to a step of that CNN.
+*time*: what tickets, norms of the last layer and the plan of an epoch add to a step of that CNN with its
+batch, plain and adaptive epochs in turns.
 
 The released sampler is "adaptive". "EB-rr" is importance reshuffling by the probabilities of the default
 sampler, "SM-rr" by running means of squares with the constants of ``RunningMeans``. The others draw with
@@ -664,11 +665,10 @@ def train_cnn(
 
 def cnn(options: argparse.Namespace) -> None:
     """The second table."""
-    print(
-        "| same step, paired seeds, against RR | step | RR's loss | " + " | ".join(CNN_SAMPLERS[1:]), end=""
-    )
-    print(" | RR's accuracy | " + " | ".join(CNN_SAMPLERS[1:]) + " |")
-    print("|---" * (4 + 2 * len(CNN_SAMPLERS[1:])) + "|")
+    ways = [*CNN_SAMPLERS[1:], f"{ADAPTIVE} less EB-rr"]
+    print("| same step, paired seeds, against RR | step | RR's loss | " + " | ".join(ways), end="")
+    print(" | RR's accuracy | " + " | ".join(ways) + " |")
+    print("|---" * (4 + 2 * len(ways)) + "|")
     even, odd = [0], list(range(1, 1 + 2 * options.seeds, 2))
     for row in options.rows.split(";") if options.rows else ROWS:
         grid = CNN_STEPS[ROWS[row][1]]
@@ -678,12 +678,13 @@ def cnn(options: argparse.Namespace) -> None:
         tasks = [
             partial(train_cnn, row, name, step, seed, options.data) for name in CNN_SAMPLERS for seed in odd
         ]
-        found = np.array(run_tasks(tasks, options.jobs)).reshape(len(CNN_SAMPLERS), len(odd), 2)
+        results = np.array(run_tasks(tasks, options.jobs)).reshape(len(CNN_SAMPLERS), len(odd), 2)
         cells = [row, f"{step:g}"]
         for what, digits in ((0, 3), (1, 1)):
-            cells.append(f"{found[0, :, what].mean():.{digits}f}")
-            for own in found[1:, :, what]:
-                away = own - found[0, :, what]
+            found = dict(zip(CNN_SAMPLERS, results[:, :, what], strict=True))
+            cells.append(f"{found[RR].mean():.{digits}f}")
+            against_rr = [found[name] - found[RR] for name in CNN_SAMPLERS[1:]]
+            for away in (*against_rr, found[ADAPTIVE] - found["EB-rr"]):
                 error = away.std(ddof=1) / np.sqrt(len(odd))
                 cells.append(f"{away.mean():+.{digits}f} ±{error:.{digits}f}")
         print("| " + " | ".join(cells) + " |", flush=True)
@@ -693,60 +694,77 @@ def cnn(options: argparse.Namespace) -> None:
 
 
 def timing(options: argparse.Namespace) -> None:
-    """What a step takes, plain and adaptive steps in turns: lower quartiles of CPU time."""
+    """What a step takes with its batch: an epoch of plain steps, one of adaptive steps, and so on.
+
+    Not step by step in turns: what only every other step uses is no longer in the processor's cache. Of each
+    epoch the lower quartile and the median are taken, and of these the median over all epochs.
+    """
     torch.set_num_threads(1)
     images, labels, _, _ = fashion(False, 1, options.data)
     data = TensorDataset(images, labels)
     torch.manual_seed(0)
     model = SmallCNN()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    plain = DataLoader(data, batch_size=BATCH, shuffle=True)
-    adaptive = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
-    taken: dict[str, list[float]] = {}
-    now = time.thread_time
+    usual = DataLoader(data, batch_size=BATCH, shuffle=True)
+    own = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
+    now = time.perf_counter
 
-    def took(name: str, since: float) -> float:
-        end = now()
-        taken.setdefault(name, []).append(end - since)
-        return end
+    def plain(batch: Any) -> list[float]:
+        x, y = batch
+        mean = nn.functional.cross_entropy(model.head(model.body(x)), y)
+        optimizer.zero_grad()
+        mean.backward()
+        optimizer.step()
+        return []
 
-    for _ in range(options.repeats):
-        start = now()
-        for (x, y), ((x_own, y_own), ticket) in zip(plain, adaptive, strict=True):
-            took("both loaders", start)
-            start = now()
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model.head(model.body(x)), y).backward()
-            optimizer.step()
-            start = took("plain", start)
-            features = model.body(x_own)
-            logits = model.head(features)
-            losses = nn.functional.cross_entropy(logits, y_own, reduction="none")
+    def adaptive(batch: Any) -> list[float]:
+        (x, y), ticket = batch
+        features = model.body(x)
+        logits = model.head(features)
+        losses = nn.functional.cross_entropy(logits, y, reduction="none")
+        marks = [now()]
+        norms = last_layer_norms(logits, y, features)
+        marks.append(now())
+        ticket.observe(norms)
+        marks.append(now())
+        mean = ticket.mean(losses)
+        marks.append(now())
+        optimizer.zero_grad()
+        mean.backward()
+        optimizer.step()
+        return marks
+
+    def epoch(loader: Any, step: Callable[[Any], list[float]], share: float) -> FloatArray:
+        """Microseconds of a step, of its batch and, spread over all steps, of the plan; then of the parts."""
+        taken, batches = [], iter(loader)
+        for _ in range(len(loader)):
             asked = now()
-            norms = last_layer_norms(logits, y_own, features)
-            told = took("norms", asked)
-            ticket.observe(norms)
-            took("observe", told)
-            optimizer.zero_grad()
-            ticket.mean(losses).backward()
-            optimizer.step()
-            start = took("adaptive", start)
-    quartiles = {name: 1e3 * float(np.percentile(values, 25)) for name, values in taken.items()}
-    extra = quartiles["adaptive"] - quartiles["plain"]
-    print(
-        f"a step: plain {quartiles['plain']:.2f} ms, adaptive {quartiles['adaptive']:.2f} ms; "
-        f"extra {extra:.3f} ms, of which last_layer_norms {quartiles['norms']:.3f}, "
-        f"observe {quartiles['observe']:.3f}"
-    )
+            batch = next(batches)
+            loaded = now()
+            marks = step(batch)
+            taken.append([now() - loaded, loaded - asked, *np.diff(marks)])
+        first, rest = taken[0], np.percentile(taken[1:], share, axis=0)
+        return 1e6 * np.array([*rest[:2], (first[1] - rest[1]) / len(taken), *rest[2:]])
+
+    for what, share in (("lower quartiles", 25), ("medians", 50)):
+        pairs = [(epoch(usual, plain, share), epoch(own, adaptive, share)) for _ in range(options.repeats)]
+        ours = np.median([pair[1] for pair in pairs], axis=0)
+        extra = [pair[1][:3] - pair[0] for pair in pairs]
+        step, batch, plan = np.median(extra, axis=0)
+        print(
+            f"{what}: an adaptive step and its batch take {ours[0]:.0f} and {ours[1]:.0f} us, "
+            f"{np.median(np.sum(extra, axis=1)):+.0f} in all: step {step:+.0f} (norms {ours[3]:.0f}, "
+            f"observe {ours[4]:.0f}, mean {ours[5]:.0f}), batch {batch:+.0f}, plan {plan:+.0f}"
+        )
 
 
 def figure(options: argparse.Namespace) -> None:
     """Epochs of RR and of adaptive batches, a line for each problem, the largest expected gain first."""
     rows = sorted(json.loads(options.out.read_text()), key=lambda row: row["ratio"])
-    points = []
+    ways, points = [RR, "EB-rr", ADAPTIVE], []
     for row in rows:
         label = f"{PROBLEMS[row['problem']]}: variance x{row['ratio']:.2f}"
-        for name in (RR, "EB-rr", ADAPTIVE):
+        for name in ways:
             values = np.array(row["epochs"][name])
             error = values.std(ddof=1) / np.sqrt(len(values))
             mean = values.mean()
@@ -765,7 +783,7 @@ def figure(options: argparse.Namespace) -> None:
         ],
         "axis": {"tickCount": 8},
     }
-    ways, colours = [RR, "EB-rr", ADAPTIVE], [PALETTE[1], PALETTE[2], PALETTE[0]]
+    colours = [PALETTE[1], PALETTE[2], PALETTE[0]]
     colour = {
         "field": "way",
         "type": "nominal",
@@ -840,7 +858,7 @@ def main() -> None:
     for name in ("softmax", "decay", "squares", "cnn"):
         made[name].add_argument("--seeds", type=int, default=10)
     made["cnn"].add_argument("--rows", default="", help="separated by ;")
-    made["time"].add_argument("--repeats", type=int, default=5)
+    made["time"].add_argument("--repeats", type=int, default=20)
     made["figure"].add_argument("--svg", type=Path, required=True)
     options = parser.parse_args()
     options.run(options)

@@ -115,6 +115,25 @@ def test_the_mean_weighs_and_keeps_gradients() -> None:
     assert losses.grad.numpy() == pytest.approx(ticket.weights / B)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_batch_has_its_own_weights_over_its_own_size(dtype: Any) -> None:
+    """The last batch is smaller; of an epoch that was loaded in its middle, too."""
+    sampler = make()
+    epoch(sampler)
+    list(islice(sampler, 2))
+    again = make()
+    again.load_state_dict(sampler.state_dict())
+    next(iter(again))
+    tickets = [*sampler.tickets(), *again.tickets()]
+    assert [len(ticket) for ticket in tickets] == [4] * 5 + [3] + [4] * 3 + [3]
+    for ticket in tickets:
+        losses = torch.sin(torch.tensor(ticket.examples, dtype=dtype))
+        wanted = float(ticket.weights @ losses.double().numpy()) / len(ticket)
+        found = ticket.mean(losses)
+        assert found.dtype == dtype
+        assert found.item() == pytest.approx(wanted, rel=100 * torch.finfo(dtype).eps)
+
+
 def test_the_mean_of_halves_is_taken_in_single_precision() -> None:
     """Within autocast, too, where a product of matrices would be one of halves."""
     sampler = make()
@@ -197,6 +216,15 @@ def test_feedback_may_come_late_and_in_any_order() -> None:
         ticket.observe(torch.tensor(NORMS[ticket.examples], requires_grad=True))
     assert np.array_equal(prompt.probabilities(), late.probabilities())
     assert list(prompt) == list(late)
+
+
+def test_norms_may_be_of_several_kinds() -> None:
+    sampler, kinds = make(), [torch.float32, torch.float32, None, torch.bfloat16, torch.int64, torch.float32]
+    list(sampler)
+    for ticket, kind in zip(sampler.tickets(), kinds, strict=True):
+        norms = 1.0 + ticket.examples
+        ticket.observe(norms if kind is None else torch.tensor(norms, dtype=kind))
+    assert np.array_equal(sampler.norms(), 1.0 + np.arange(N))
 
 
 def test_feedback_of_an_earlier_epoch_is_used_in_the_next_plan() -> None:

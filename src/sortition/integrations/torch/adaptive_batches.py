@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from sortition.core.square_means import SquareMeans
 from sortition.core.state import array, check, count, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import SMALLEST_MASS, named_keywords, one_each, real_numbers, whole_number
+from sortition.integrations.torch.last_layer import PRECISE
 
 Norms: TypeAlias = Tensor | ArrayLike
 STATE_VERSION = 2
@@ -44,8 +46,23 @@ class EpochPlan:
     """The batch to begin with: not 0 if the epoch was loaded in its middle."""
     examples: IntArray
     weights: FloatArray
-    shares: tuple[Tensor, ...]
-    """By batch: the weights over its size."""
+    batch_size: int
+    _shares: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def batch(self, position: int) -> slice:
+        """Where the draws of a batch are."""
+        return slice(position * self.batch_size, (position + 1) * self.batch_size)
+
+    def shares(self, position: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A batch's weights over its size; the first step of an epoch converts those of all its batches."""
+        shares = self._shares.get((dtype, device))
+        if shares is None:
+            exact, last = torch.tensor(self.weights), len(self.weights) // self.batch_size * self.batch_size
+            exact[:last] /= self.batch_size
+            exact[last:] /= len(self.weights) - last
+            shares = torch.split(exact.to(device=device, dtype=dtype), self.batch_size)
+            self._shares[dtype, device] = shares
+        return shares[position]
 
 
 @dataclass(eq=False)
@@ -61,7 +78,7 @@ class BatchTicket:
     examples: IntArray
     weights: FloatArray
     r""":math:`1 / (n p_i)`, times the number of ranks: about one each with uniform p."""
-    _shares: Tensor = field(repr=False)
+    _plan: EpochPlan = field(repr=False)
     _sampler: AdaptiveBatchSampler = field(repr=False)
     _observed: bool = field(default=False, repr=False)
 
@@ -83,9 +100,10 @@ class BatchTicket:
                 f"losses must be a tensor of floats with {len(self)} entries, one for each example of the "
                 f'batch (reduction="none"), got {kind} of shape {shape}'
             )
-        dtype = torch.promote_types(losses.dtype, torch.float32)
-        shares = self._shares.to(device=losses.device, dtype=dtype)
-        return torch.dot(losses.to(dtype), shares)  # autocast leaves dot in single precision
+        if losses.dtype not in PRECISE:
+            losses = losses.float()
+        shares = self._plan.shares(self.position, losses.dtype, losses.device)
+        return torch.dot(losses, shares)  # autocast leaves dot in single precision
 
     def observe(self, norms: Norms) -> None:
         """Learn from the gradient norms, one for each example of the batch; nan if one is not known.
@@ -199,7 +217,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         for position in range(plan.first, len(self)):
             if self._plan is plan:  # and no later epoch was begun
                 self._position = position + 1
-            yield plan.examples[self._batch(position)].tolist()
+            yield plan.examples[plan.batch(position)].tolist()
 
     def tickets(self) -> Iterator[BatchTicket]:
         """The tickets of the epoch that was begun last, in the order of its batches.
@@ -210,9 +228,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         if plan is None:
             raise CohortError("tickets are there once the first batch of an epoch was asked for")
         for position in range(plan.first, len(self)):
-            batch = self._batch(position)
-            examples, weights = plan.examples[batch], plan.weights[batch]
-            yield BatchTicket(plan.epoch, position, examples, weights, plan.shares[position], self)
+            batch = plan.batch(position)
+            yield BatchTicket(plan.epoch, position, plan.examples[batch], plan.weights[batch], plan, self)
 
     def probabilities(self) -> FloatArray:
         """p of each example, by all that was observed so far; of another rank's examples 0."""
@@ -236,13 +253,9 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         order = reshuffled(expected, self._generator.of_round(self._epoch * self.num_replicas + self.rank))
         weights = (self.num_replicas * self._draws / self.num_examples) / expected[order]
         examples = self._shard[order]
-        shares = tuple(part / len(part) for part in torch.split(torch.tensor(weights), self.batch_size))
         examples.flags.writeable = weights.flags.writeable = False  # the tickets are views of them
-        self._plan = EpochPlan(self._epoch, self._position, examples, weights, shares)
+        self._plan = EpochPlan(self._epoch, self._position, examples, weights, self.batch_size)
         return self._plan
-
-    def _batch(self, position: int) -> slice:
-        return slice(position * self.batch_size, (position + 1) * self.batch_size)
 
     def _expected_copies(self, beliefs: SquareMeans) -> FloatArray:
         masses = beliefs.ratios()[self._units] * self._prior
@@ -264,7 +277,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _collected(self) -> tuple[IntArray, FloatArray]:
         """The feedback that was kept, in one piece; what is no norm is not known."""
         examples = np.concatenate([np.zeros(0, dtype=np.int64), *(each[0] for each in self._heard)])
-        norms = np.concatenate([np.zeros(0), *(_as_numpy(each[1]) for each in self._heard)])
+        kinds = groupby((each[1] for each in self._heard), key=lambda norms: (norms.dtype, norms.device))
+        norms = np.concatenate([np.zeros(0), *(_as_numpy(torch.cat(list(alike))) for _, alike in kinds)])
         wrong = (norms < 0.0) | np.isinf(norms)
         if wrong.any():
             warnings.warn(

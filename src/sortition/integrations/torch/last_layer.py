@@ -10,6 +10,9 @@ from torch import Tensor
 from sortition.core.errors import ConfigurationError
 from sortition.core.validation import one_of
 
+LOSSES = ("softmax", "squared")
+PRECISE = (torch.float32, torch.float64)
+
 
 def last_layer_norms(
     logits: Tensor,
@@ -37,32 +40,39 @@ def last_layer_norms(
     >>> last_layer_norms(z, torch.tensor([1]), h, bias=False)  # r = (1/2, -1/2), and h has norm 5
     tensor([3.5355])
     """
-    one_of("loss", loss, ("softmax", "squared"))
-    size = logits.shape[:1]
-    if logits.ndim not in (1, 2) or (loss == "softmax" and logits.ndim == 1):
-        raise ConfigurationError(f"logits must have shape (batch, outputs), got {tuple(logits.shape)}")
-    classes = loss == "softmax" and targets.shape == size and not targets.is_floating_point()
-    if not classes and targets.shape != logits.shape:
-        either = f"classes of shape {tuple(size)} or probabilities" if loss == "softmax" else "numbers"
+    softmax = loss == "softmax"
+    if not softmax:
+        one_of("loss", loss, LOSSES)
+    shape, rows = logits.shape, targets.shape
+    classes = softmax and len(rows) == 1 and not targets.dtype.is_floating_point
+    if len(shape) != 2 and (softmax or len(shape) != 1):
+        raise ConfigurationError(f"logits must have shape (batch, outputs), got {tuple(shape)}")
+    if rows[0] != shape[0] if classes else rows != shape:
+        either = f"classes of shape ({shape[0]},) or probabilities" if softmax else "numbers"
         raise ConfigurationError(
-            f"targets must be {either} of shape {tuple(logits.shape)}, "
-            f"got {targets.dtype} of shape {tuple(targets.shape)}"
+            f"targets must be {either} of shape {tuple(shape)}, got {targets.dtype} of shape {tuple(rows)}"
         )
-    if features is not None and (features.ndim != 2 or features.shape[:1] != size):
+    if features is not None and (features.ndim != 2 or features.shape[0] != shape[0]):
         raise ConfigurationError(
-            f"features must have shape ({size[0]}, width), the input of the last layer, "
+            f"features must have shape ({shape[0]}, width), the input of the last layer, "
             f"got {tuple(features.shape)}"
         )
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    with torch.no_grad():
-        outputs = torch.softmax(logits, dim=1, dtype=dtype) if loss == "softmax" else logits.to(dtype)
-        if classes:
-            residuals = outputs.scatter_(1, targets.long().unsqueeze(1), -1.0, reduce="add")
-        else:
-            residuals = outputs - targets
-        norms = residuals.abs() if logits.ndim == 1 else torch.linalg.vector_norm(residuals, dim=1)
-        if features is None:
-            return norms
-        dtype = torch.promote_types(features.dtype, torch.float32)
-        products = norms * torch.linalg.vector_norm(features, dim=1, dtype=dtype)
-        return torch.hypot(products, norms) if bias else products
+    outputs = _numbers(logits)
+    if softmax:
+        outputs = torch.softmax(outputs, 1)
+    if classes:
+        index = targets if targets.dtype == torch.int64 else targets.long()
+        residuals = outputs.scatter_(1, index.unsqueeze(1), -1.0, reduce="add")
+    else:
+        residuals = outputs - targets.detach()
+    norms = residuals.abs() if len(shape) == 1 else torch.linalg.vector_norm(residuals, dim=1)
+    if features is None:
+        return norms
+    products = norms * torch.linalg.vector_norm(_numbers(features), dim=1)
+    return torch.hypot(products, norms) if bias else products
+
+
+def _numbers(values: Tensor) -> Tensor:
+    """Without the graph, in float32 at least."""
+    values = values.detach()  # cheaper than torch.no_grad
+    return values if values.dtype in PRECISE else values.float()
