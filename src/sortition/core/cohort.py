@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -103,14 +103,10 @@ class Cohort:
         return self._part(mask, self.weights[mask])
 
     def _part(self, mask: BoolArray, weights: FloatArray) -> Cohort:
-        part = replace(
-            self,
-            clients=self.clients[mask],
-            counts=self.counts[mask],
-            probabilities=self.probabilities[mask],
-            weights=weights,
-            available=None,
-        )
+        arrays = (self.clients[mask], self.counts[mask], self.probabilities[mask], weights)
+        for array in arrays:
+            array.setflags(write=False)  # nobody else has them, so no copy is needed
+        part = Cohort(self.round_index, self.cohort_size, *arrays, ticket=self.ticket)
         object.__setattr__(part, "available", self.available)  # it was checked
         return part
 

@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
+from sortition.core.guard_settings import LARGEST_LOG
 from sortition.core.types import BoolArray, FloatArray, IntArray
 
 REMEMBERED = 500
@@ -50,9 +51,8 @@ def _keep(entries: IntArray, values: FloatArray, counters: IntArray, which: Bool
     """Drop the other entries."""
     kept = 0
     for i in range(counters[SIZE]):
-        if which[i]:
-            _move(entries, values, i, kept)
-            kept += 1
+        _move(entries, values, i, kept)  # the next one takes its place if it is dropped: no branch to guess
+        kept += which[i]
     counters[SIZE] = kept
 
 
@@ -113,18 +113,29 @@ def _store(
 
 
 @njit(cache=True)
-def quantile(logs: FloatArray, weights: FloatArray, level: float) -> float:
-    """The smallest of the ascending ``logs`` up to which there is the share ``level`` of the weight.
+def quantiles(weights: FloatArray, first: float, second: float) -> tuple[int, int]:
+    """The places up to which there are two shares of the weight, of which the first is smaller.
 
-    >>> quantile(np.array([1.0, 2.0, 3.0]), np.array([2.0, 1.0, 1.0]), 0.75)
-    2.0
+    >>> quantiles(np.array([2.0, 1.0, 1.0]), 0.5, 0.75)
+    (0, 1)
     """
-    # rounding must not carry a share that is met exactly to the next value
-    wanted, cumulated, i = level * weights.sum() * (1.0 - 1e-12), weights[0], 0
-    while cumulated < wanted and i < logs.size - 1:
+    # rounding must not carry a share that is met exactly to the next place
+    total, cumulated, i = weights.sum(), weights[0], 0
+    wanted = first * total * (1.0 - 1e-12)
+    while cumulated < wanted and i < weights.size - 1:
         i += 1
         cumulated += weights[i]
-    return float(logs[i])
+    place, wanted = i, second * total * (1.0 - 1e-12)
+    while cumulated < wanted and i < weights.size - 1:
+        i += 1
+        cumulated += weights[i]
+    return place, i
+
+
+@njit(cache=True)
+def even_quantile(size: int, level: float) -> int:
+    """The same place for equal weights."""
+    return int(max(math.ceil(level * size * (1.0 - 1e-12)), 1)) - 1
 
 
 @njit(cache=True)
@@ -137,12 +148,12 @@ def bounds_of(logs: FloatArray, weights: FloatArray, factors: FloatArray, bounds
     hardly ever drawn counts for many. Neither may decide alone.
     """
     bounds[:] = np.inf
-    for by in (weights, np.ones(logs.size)):
-        median = quantile(logs, by, 0.5)
-        high = quantile(logs, by, NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE)
-        spread = high - median
-        bounds[CLIP] = min(bounds[CLIP], high + max(factors[2], factors[3] * spread))
-        outlier = high + max(factors[0], factors[1] * spread)
+    level = NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE
+    even = even_quantile(logs.size, 0.5), even_quantile(logs.size, level)
+    for middle, high in (quantiles(weights, 0.5, level), even):
+        spread = logs[high] - logs[middle]
+        bounds[CLIP] = min(bounds[CLIP], logs[high] + max(factors[2], factors[3] * spread))
+        outlier = logs[high] + max(factors[0], factors[1] * spread)
         if outlier < bounds[OUTLIER]:
             bounds[OUTLIER] = outlier
             # a third quartile says too little of the tail
@@ -249,11 +260,14 @@ def note_outliers(
     first = np.searchsorted(values[LOG, : counters[SIZE]], bound, side="right")
     older = entries[CLIENT, first : counters[SIZE]]
     joined, logs = np.empty(clients.size + older.size, dtype=np.int64), np.empty(clients.size + older.size)
-    joining = 0
+    joining, surely_below = 0, math.exp(min(bound, LARGEST_LOG)) * (1.0 - 1e-9)
+    new = _not_among(clients, outliers)
     for i in range(clients.size):
+        if new[i] and norms[i] < surely_below:  # most of them: a logarithm takes longer
+            continue
         log = min(math.log(max(norms[i], least)), clip)
-        place = position_in(outliers, clients[i])
-        if place >= 0:
+        if not new[i]:
+            place = position_in(outliers, clients[i])
             counts[place] += 1
             means[place] = _average(means[place], log, counts[place])
         elif log > bound:
@@ -269,12 +283,12 @@ def note_outliers(
     room = outliers.size + joining
     new_outliers, new_counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     new_means, new_hints = np.empty(room), np.empty(room, dtype=np.int64)
-    size = new = 0
+    size = added = 0
     for old in range(outliers.size + 1):
-        while new < joining and (old == outliers.size or joined[order[new]] < outliers[old]):
-            new_outliers[size], new_means[size] = joined[order[new]], logs[order[new]]
+        while added < joining and (old == outliers.size or joined[order[added]] < outliers[old]):
+            new_outliers[size], new_means[size] = joined[order[added]], logs[order[added]]
             new_counts[size], new_hints[size] = 1, -1
-            size, new = size + 1, new + 1
+            size, added = size + 1, added + 1
         if old < outliers.size and means[old] > bound:
             new_outliers[size], new_means[size] = outliers[old], means[old]
             new_counts[size], new_hints[size] = counts[old], hints[old]

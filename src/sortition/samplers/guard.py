@@ -86,6 +86,7 @@ class GuardState:
         self._hints = np.zeros(0, dtype=np.int64)  # for their look-up
         self._hinted: Distribution | None = None  # in this distribution
         self._weighed: tuple[PriorMasses, IntArray, FloatArray, float, IntArray] | None = None
+        self._share: float | None = None  # that of the outliers as they were weighed, by the present bounds
         self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
         self._begun = False
@@ -123,7 +124,7 @@ class GuardState:
         enough, they are judged; if lies were among them, all are learnt again, clipped.
         """
         anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
-        before = self._outliers
+        before, self._share = self._outliers, None
         if anybody or len(before):
             self._outliers, self._means, self._counts, self._hints = norm_window.note_outliers(
                 *self._window, cohort.clients, norms, before, self._means, self._counts, self._hints
@@ -181,8 +182,11 @@ class GuardState:
             self._hints, self._hinted, self._weighed = np.full(len(self._outliers), -1), distribution, None
         if self._weighed is None or self._weighed[0] is not client_weights.arrays:
             self._weighed = (client_weights.arrays, *self._weigh_outliers(client_weights))
+            self._share = None
         _, outliers, weights, weight, hints = self._weighed
-        share = self.largest_share(weight)
+        if self._share is None:
+            self._share = self.largest_share(weight)
+        share = self._share
         return (outliers, weights, share, hints) if 0.0 < share < 1.0 else NOBODY
 
     def _weigh_outliers(self, client_weights: Roster) -> tuple[IntArray, FloatArray, float, IntArray]:
@@ -208,7 +212,7 @@ class GuardState:
     def forget(self, clients: IntArray) -> None:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
         norm_window.forget(*self._window, clients)
-        self._weighed = None
+        self._weighed = self._share = None
         here = ~among(self._outliers, clients)
         self._outliers, self._means = self._outliers[here], self._means[here]
         self._counts, self._hints = self._counts[here], self._hints[here]
