@@ -261,6 +261,7 @@ def learn(
     clients: IntArray,
     weights: FloatArray,
     log_feedback: FloatArray,
+    log_unit: float,
     center: float,
     sizes_differ: bool,
     sweep: float,
@@ -272,6 +273,7 @@ def learn(
 ) -> Taken:
     """``Beliefs.learn``, with ``center`` and ``learnt`` as above; ``sweep`` is K / M.
 
+    ``log_unit`` is added to the feedback: the units stay when clients join or leave.
     With a guard, ``outliers`` may hold ``outlier_share`` of q; ``hints`` are their slots, or -1.
     """
     prior_fields, places, tree_fields, experts, _, _, _, _, _, _ = learnt
@@ -283,6 +285,7 @@ def learn(
     people.replied += slots.size
     for i in range(slots.size):
         _count(people, seen[slots[i]], 1.0, log_masses[i] - center)
+    log_feedback = log_feedback + log_unit
     x = log_feedback - 2.0 * log_masses
     something = log_feedback.max() > -np.inf
     if math.isnan(people.level):

@@ -27,6 +27,7 @@ DIGITS = 1024
 """A power of two that is larger than most cohorts."""
 LEAST_LOG = -744.0
 """The logarithm of about the least double."""
+LEAST_NORM = math.exp(LEAST_LOG)
 UNCERTAINTY = 1.15
 """The deviation of the logarithms may be this multiple of what quantiles say."""
 
@@ -194,32 +195,6 @@ def forget(
 
 
 @njit(cache=True)
-def remember(
-    entries: IntArray,
-    values: FloatArray,
-    counters: IntArray,
-    factors: FloatArray,
-    bounds: FloatArray,
-    clients: IntArray,
-    counts: IntArray,
-    weights: FloatArray,
-    norms: FloatArray,
-) -> bool:
-    """Store the replies of a cohort and compute the bounds; whether anybody is above that of outliers."""
-    above_zero = norms > 0.0
-    if above_zero.any():
-        rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
-        heard, told = clients[above_zero], norms[above_zero]
-        counters[REPLIES] += max(heard.size - REMEMBERED, 0)
-        _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
-        judge(entries, values, counters, factors, bounds)
-    largest = math.log(norms.max()) if above_zero.any() else -np.inf
-    if counters[SIZE]:
-        largest = max(largest, values[LOG, counters[SIZE] - 1])
-    return bool(largest > bounds[OUTLIER])
-
-
-@njit(cache=True)
 def all_below(clients: IntArray, end: int, norms: FloatArray, bound: float) -> bool:
     """Whether all clients are below ``end``, and no norm is above the bound."""
     for i in range(clients.size):  # noqa: SIM110 - numba has no generator expressions
@@ -233,6 +208,87 @@ def _average(log_mean: float, log: float, count: int) -> float:
     """The logarithm of a mean of ``count`` numbers, of which the last is new."""
     top = max(log_mean, log)
     return float(top + math.log(((count - 1) * math.exp(log_mean - top) + math.exp(log - top)) / count))
+
+
+@njit(cache=True)
+def _log_of(norm: float, clip: float) -> float:
+    """The logarithm of a norm, which counts for at most the clip."""
+    return min(math.log(max(norm, LEAST_NORM)), clip)
+
+
+@njit(cache=True)
+def _joining(
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    bounds: FloatArray,
+    clients: IntArray,
+    norms: FloatArray,
+    outliers: IntArray,
+) -> tuple[IntArray, FloatArray]:
+    """Those of a cohort and of the window above the bound that are no outliers yet, and their logarithms."""
+    bound, clip = bounds[OUTLIER], bounds[CLIP]
+    first = np.searchsorted(values[LOG, : counters[SIZE]], bound, side="right")
+    older = entries[CLIENT, first : counters[SIZE]]
+    joined, logs = np.empty(clients.size + older.size, dtype=np.int64), np.empty(clients.size + older.size)
+    joining, surely_below = 0, math.exp(min(bound, LARGEST_LOG)) * (1.0 - 1e-9)
+    for i in range(clients.size):
+        if norms[i] < surely_below:  # most of them: a logarithm takes longer
+            continue
+        log = _log_of(norms[i], clip)
+        if log > bound and position_in(outliers, clients[i]) < 0:
+            joined[joining], logs[joining] = clients[i], log
+            joining += 1
+    for i in range(older.size):
+        if position_in(outliers, older[i]) < 0 and not (clients == older[i]).any():
+            joined[joining], logs[joining] = older[i], min(values[LOG, first + i], clip)
+            joining += 1
+    return joined[:joining], logs[:joining]
+
+
+@njit(cache=True)
+def remember(
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    factors: FloatArray,
+    bounds: FloatArray,
+    clients: IntArray,
+    counts: IntArray,
+    weights: FloatArray,
+    norms: FloatArray,
+    outliers: IntArray,
+    outlier_means: FloatArray,
+    outlier_counts: IntArray,
+) -> tuple[bool, bool]:
+    """Store the replies of a cohort, and compute the bounds and the means of the outliers.
+
+    Whether anybody is above the bound of outliers, and whether there are others now: ``note_outliers``.
+    """
+    above_zero = norms > 0.0
+    if above_zero.any():
+        rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
+        heard, told = clients[above_zero], norms[above_zero]
+        counters[REPLIES] += max(heard.size - REMEMBERED, 0)
+        _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
+        judge(entries, values, counters, factors, bounds)
+    largest = math.log(norms.max()) if above_zero.any() else -np.inf
+    if counters[SIZE]:
+        largest = max(largest, values[LOG, counters[SIZE] - 1])
+    anybody = bool(largest > bounds[OUTLIER])
+    if outliers.size:
+        new = _not_among(clients, outliers)
+        for i in range(clients.size):
+            if not new[i]:
+                place = position_in(outliers, clients[i])
+                outlier_counts[place] += 1
+                log = _log_of(norms[i], bounds[CLIP])
+                outlier_means[place] = _average(outlier_means[place], log, outlier_counts[place])
+    others = not (outlier_means > bounds[OUTLIER]).all()
+    if anybody and not others:
+        joined, _ = _joining(entries, values, counters, bounds, clients, norms, outliers)
+        others = joined.size > 0
+    return anybody, others
 
 
 @njit(cache=True)
@@ -251,35 +307,13 @@ def note_outliers(
 ) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
     """The outliers, ascending, and of each the logarithm of the mean of its norms since, and their number.
 
-    The last of the arrays are ``hints`` for their look-up, -1 for those that join. ``means`` and ``counts``
-    are changed in place.
+    The last of the arrays are ``hints`` for their look-up, -1 for those that join.
     Those of the window and of a cohort above the bound join. One leaves when its mean is below the bound, as
-    that is now. Norms count for at most the clip.
+    that is now.
     """
-    bound, clip, least = bounds[OUTLIER], bounds[CLIP], math.exp(LEAST_LOG)
-    first = np.searchsorted(values[LOG, : counters[SIZE]], bound, side="right")
-    older = entries[CLIENT, first : counters[SIZE]]
-    joined, logs = np.empty(clients.size + older.size, dtype=np.int64), np.empty(clients.size + older.size)
-    joining, surely_below = 0, math.exp(min(bound, LARGEST_LOG)) * (1.0 - 1e-9)
-    new = _not_among(clients, outliers)
-    for i in range(clients.size):
-        if new[i] and norms[i] < surely_below:  # most of them: a logarithm takes longer
-            continue
-        log = min(math.log(max(norms[i], least)), clip)
-        if not new[i]:
-            place = position_in(outliers, clients[i])
-            counts[place] += 1
-            means[place] = _average(means[place], log, counts[place])
-        elif log > bound:
-            joined[joining], logs[joining] = clients[i], log
-            joining += 1
-    for i in range(older.size):
-        if position_in(outliers, older[i]) < 0 and not (clients == older[i]).any():
-            joined[joining], logs[joining] = older[i], min(values[LOG, first + i], clip)
-            joining += 1
-    if not joining and (means > bound).all():
-        return outliers, means, counts, hints
-    order = np.argsort(joined[:joining])
+    joined, logs = _joining(entries, values, counters, bounds, clients, norms, outliers)
+    joining, bound = joined.size, bounds[OUTLIER]
+    order = np.argsort(joined)
     room = outliers.size + joining
     new_outliers, new_counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     new_means, new_hints = np.empty(room), np.empty(room, dtype=np.int64)

@@ -113,7 +113,8 @@ class EmpiricalBayesSampler(BaseSampler):
             self._seen,
             cohort.clients,
             cohort.weights,
-            log_feedback + 2.0 * math.log(self._weights.total),  # units that stay when clients join or leave
+            log_feedback,
+            2.0 * math.log(self._weights.total),
             self._center,
             self._sizes_differ,
             self._cohort_size / self._roster.count,

@@ -56,6 +56,7 @@ MOST_REPLIES = 2**62
 Shares = tuple[IntArray, FloatArray, float, IntArray]
 """Clients, ascending, their weights, what they may hold together, and hints for their look-up."""
 NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0, np.zeros(0, dtype=np.int64))
+NO_OUTLIERS = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
 Replies = list[tuple[Cohort, FloatArray]]
 """Cohorts and the norms of the clients that replied."""
 
@@ -109,7 +110,7 @@ class GuardState:
         """``norm_bound`` after these replies were judged; nothing is remembered."""
         entries, values, counters, factors, bounds = self._window
         window = entries.copy(), values.copy(), counters.copy(), factors, bounds.copy()
-        norm_window.remember(*window, cohort.clients, cohort.counts, cohort.weights, norms)
+        norm_window.remember(*window, cohort.clients, cohort.counts, cohort.weights, norms, *NO_OUTLIERS)
         return _norm_bound(window)
 
     @property
@@ -123,13 +124,21 @@ class GuardState:
         The first replies are too few to judge by. They are learnt as they are, and kept. Once there are
         enough, they are judged; if lies were among them, all are learnt again, clipped.
         """
-        anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
         before, self._share = self._outliers, None
-        if anybody or len(before):
+        anybody, others = norm_window.remember(
+            *self._window,
+            cohort.clients,
+            cohort.counts,
+            cohort.weights,
+            norms,
+            before,
+            self._means,
+            self._counts,
+        )
+        if others:
             self._outliers, self._means, self._counts, self._hints = norm_window.note_outliers(
                 *self._window, cohort.clients, norms, before, self._means, self._counts, self._hints
             )
-        if self._outliers is not before:
             self._weighed = None
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
