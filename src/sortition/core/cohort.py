@@ -94,9 +94,10 @@ class Cohort:
                 f"mask must be {len(self)} booleans, one for each client of the cohort, "
                 f"got {'a masked array' if masked else present.dtype} of shape {present.shape}"
             )
-        if present.all():
+        count = int(np.count_nonzero(present))
+        if count == len(self):
             return self
-        return self._part(present, self.weights[present] * (len(self) / max(int(present.sum()), 1)))
+        return self._part(present, self.weights[present] * (len(self) / max(count, 1)))
 
     def only(self, mask: BoolArray) -> Cohort:
         """The part of the cohort where ``mask`` is true, with its weights as they were."""
