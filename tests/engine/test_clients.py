@@ -23,7 +23,7 @@ def test_a_table_is_a_dict(entries: list[tuple[int, int]], others: list[int]) ->
     asked = np.array([*model, *others], dtype=np.int64)
     assert table.slots_of(asked).tolist() == [model.get(key, -1) for key in asked.tolist()]
     assert table.count == len(model)
-    assert 2 * table.count <= len(table.places.keys)
+    assert 2 * table.count <= len(table.places)
 
 
 def test_a_table_takes_many_at_once() -> None:

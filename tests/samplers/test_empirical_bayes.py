@@ -116,7 +116,7 @@ def test_a_client_that_leaves_does_not_change_what_is_known_of_the_others() -> N
     assert np.abs(sampler._seen["mean"][slots] - before).max() < 0.5  # 9 if the scale were taken for news
 
 
-@pytest.mark.parametrize("weights", [None, SIZES], ids=["equal", "sizes"])
+@pytest.mark.parametrize("weights", [None, np.full(M, 1.0 / M), SIZES], ids=["none", "equal", "sizes"])
 @pytest.mark.parametrize("design", ["with_replacement", "fixed_size"])
 @settings(max_examples=6)
 @given(
@@ -155,6 +155,25 @@ def test_the_kernel_equals_its_specification(
             beliefs.learn(heard.clients, heard.weights, log_feedback(shares[heard.clients], norms[replied]))
         sampler.observe(cohort, norms)
         assert sampler.probabilities() == pytest.approx(beliefs.probabilities(), rel=1e-9)
+
+
+@given(clients=st.integers(2, 60), newcomers=st.integers(0, 2), seed=st.integers(0, 99))
+@settings(max_examples=15)
+def test_equal_weights_are_as_good_as_none(clients: int, newcomers: int, seed: int) -> None:
+    """Whether they are given or not, whatever the rounding, and with newcomers of the same weight."""
+    plain = EmpiricalBayesSampler(num_clients=clients, cohort_size=2, guard=None, seed=seed)
+    given_weights = EmpiricalBayesSampler(
+        num_clients=clients, cohort_size=2, guard=None, client_weights=np.full(clients, 1.0 / clients)
+    )
+    for sampler in (plain, given_weights):
+        if newcomers:
+            sampler.add_clients(newcomers)
+    for _ in range(20):
+        cohort = plain.draw()
+        feedback = log_feedback(plain.client_weights(cohort.clients), 1.0 + cohort.clients)
+        plain.learn(cohort, feedback)
+        given_weights.learn(cohort, feedback)
+        assert given_weights.probabilities() == pytest.approx(plain.probabilities(), rel=1e-9)
 
 
 @pytest.mark.parametrize("factor", [1.05, 1.0, 0.97, 0.9, 0.7])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from statistics import NormalDist
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from sortition import (
     AvareSampler,
@@ -29,7 +31,7 @@ from sortition.engine import norm_window
 from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster
 from sortition.engine.fixed import Prior
-from sortition.engine.norm_window import FEW, OUTDATED, REMEMBERED, UNCERTAINTY, quantile
+from sortition.engine.norm_window import FEW, OUTDATED, REMEMBERED, UNCERTAINTY, even_quantile, quantiles
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import MANY, NOBODY, GuardState
 from sortition.testing import check_sampler
@@ -172,16 +174,14 @@ def test_norms_of_silent_clients_are_outdated() -> None:
     assert len(state.state()["guard.clients"]) == 10
 
 
-@given(values=st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=30), data=st.data())
-def test_weighted_quantiles(values: list[float], data: st.DataObject) -> None:
+@given(weights=arrays(float, st.integers(1, 30), elements=st.floats(0.1, 9.0)), data=st.data())
+def test_weighted_quantiles(weights: np.ndarray, data: st.DataObject) -> None:
     """By definition: the weight up to it reaches the share, and without it does not."""
-    logs = np.sort(values)
-    weights = np.array(data.draw(st.lists(st.floats(0.1, 9.0), min_size=len(logs), max_size=len(logs))))
     level = data.draw(st.sampled_from([0.5, 0.75, 0.9]))
-    found = quantile(logs, weights, level)
-    wanted = level * weights.sum()
-    assert weights[logs <= found].sum() >= wanted * (1.0 - 1e-9)
-    assert weights[logs < found].sum() < wanted
+    for share, place in zip((0.5, level), quantiles(weights, 0.5, level), strict=True):
+        wanted = share * weights.sum()
+        assert weights[: place + 1].sum() >= wanted * (1.0 - 1e-9)
+        assert weights[:place].sum() < wanted
 
 
 def test_colluders_shift_the_quantiles_by_their_share_and_not_further() -> None:
@@ -189,7 +189,12 @@ def test_colluders_shift_the_quantiles_by_their_share_and_not_further() -> None:
     honest = np.log(np.arange(1.0, 96.0))
     for lie in (-600.0, 600.0):
         logs = np.sort(np.concatenate((honest, np.full(5, lie))))
-        assert 85.0 <= np.exp(quantile(logs, np.ones(100), 0.9)) <= 91.0
+        assert 85.0 <= np.exp(logs[quantiles(np.ones(100), 0.5, 0.9)[1]]) <= 91.0
+
+
+def test_equal_weights_have_the_places_of_a_sum() -> None:
+    for size, level in product(range(1, 501), (0.5, 0.75, 0.9)):
+        assert even_quantile(size, level) == quantiles(np.ones(size), 0.5, level)[1]
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.05, 0.2])

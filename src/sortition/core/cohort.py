@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -94,23 +94,20 @@ class Cohort:
                 f"mask must be {len(self)} booleans, one for each client of the cohort, "
                 f"got {'a masked array' if masked else present.dtype} of shape {present.shape}"
             )
-        if present.all():
+        count = int(np.count_nonzero(present))
+        if count == len(self):
             return self
-        return self._part(present, self.weights[present] * (len(self) / max(int(present.sum()), 1)))
+        return self._part(present, self.weights[present] * (len(self) / max(count, 1)))
 
     def only(self, mask: BoolArray) -> Cohort:
         """The part of the cohort where ``mask`` is true, with its weights as they were."""
         return self._part(mask, self.weights[mask])
 
     def _part(self, mask: BoolArray, weights: FloatArray) -> Cohort:
-        part = replace(
-            self,
-            clients=self.clients[mask],
-            counts=self.counts[mask],
-            probabilities=self.probabilities[mask],
-            weights=weights,
-            available=None,
-        )
+        arrays = (self.clients[mask], self.counts[mask], self.probabilities[mask], weights)
+        for array in arrays:
+            array.setflags(write=False)  # nobody else has them, so no copy is needed
+        part = Cohort(self.round_index, self.cohort_size, *arrays, ticket=self.ticket)
         object.__setattr__(part, "available", self.available)  # it was checked
         return part
 

@@ -35,9 +35,9 @@ from sortition.core.beliefs import (
 )
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine.clients import masses_of, named_prior
-from sortition.engine.expert_trees import ExpertArrays
+from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.norm_window import position_in
-from sortition.engine.reweighted import learnt_shares, limit_outliers
+from sortition.engine.reweighted import learnt_shares, limit_outliers, reweigh_drawn, see_drawn
 
 PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
 PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
@@ -93,7 +93,8 @@ def _weigh_prior(
     """The prior's share: ``Beliefs._weigh_prior``."""
     forgotten = math.exp(-HOLD * sweep)
     parts = np.log(weights) + log_feedback
-    log_loss = _log_sum_exp(parts - np.log(p))
+    losses = parts - np.log(p)
+    log_loss = _log_sum_exp(losses)
     if math.isnan(people.log_loss):
         people.log_loss = log_loss
         people.learnt_loss = TRUST[0] / sweep
@@ -105,7 +106,7 @@ def _weigh_prior(
     people.learnt_loss *= forgotten
     people.prior_loss *= forgotten
     for i in range(parts.size):
-        worth += math.exp(parts[i] - math.log(p[i]) - scale) * prior[i] / p[i]
+        worth += math.exp(losses[i] - scale) * prior[i] / p[i]
         part = math.exp(parts[i] - people.log_loss)
         people.learnt_loss += part / ((1.0 - LEAST_SHARE) * q[i] + LEAST_SHARE * prior[i])
         people.prior_loss += part / prior[i]
@@ -144,8 +145,8 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> flo
 
 
 @njit(cache=True)
-def _remember(people: Any, client: Any, x: float) -> None:
-    """One client's mean: ``Beliefs._remember``, after the noise was counted."""
+def _remember(people: Any, client: Any, x: float, away: float) -> None:
+    """One client's mean: ``Beliefs._remember``, after the noise was counted by the deviation ``away``."""
     c = client.size
     if client.visits == 0.0:
         people.met += 1.0
@@ -159,7 +160,6 @@ def _remember(people: Any, client: Any, x: float) -> None:
         client.mean, client.visits, client.surprise, client.first = x, 1.0, 0.0, x
         return
     mean, visits, last = client.mean, client.visits, client.surprise
-    away = _deviation(x, mean)
     client.surprise = away / math.sqrt(people.noise / people.noise_count * (1.0 + 1.0 / visits))
     client.visits = visits + 1.0
     if client.surprise * last > 0.0 and min(abs(client.surprise), abs(last)) > SURPRISE:
@@ -222,59 +222,75 @@ def _follow_strangers(people: Any, seen: Any, sizes_differ: bool) -> bool:
 
 
 @njit(cache=True)
-def miss(
-    people_array: Any, seen: Any, slots: IntArray, sizes: FloatArray, sizes_differ: bool
-) -> tuple[FloatArray, bool]:
-    """Clients were drawn and did not reply: their logarithms, and whether those never drawn have moved.
+def _take(
+    people: Any, seen: Any, slots: IntArray, unseen_mass: float, sizes_differ: bool, learnt: Fields
+) -> tuple[bool, float, float, bool]:
+    """Draw by what was learnt of ``slots``: whether those never drawn have moved, and for ``take_over``."""
+    moved = _follow_strangers(people, seen, sizes_differ)
+    unseen_log, share = 0.5 * people.stranger, people.share
+    done = reweigh_drawn(slots, _logs(people, seen, slots), unseen_log, unseen_mass, share, learnt)
+    return moved, share, unseen_log, done
 
-    ``sizes`` are their c.
+
+Taken = tuple[int, int, bool, float, float, bool]
+"""How many clients are seen now and how many of the new ones have own masses, and the result of ``_take``."""
+
+
+@njit(cache=True)
+def miss(
+    people_array: Any, seen: Any, clients: IntArray, center: float, sizes_differ: bool, learnt: Fields
+) -> Taken:
+    """``Beliefs.miss``: ``clients`` were drawn and did not reply.
+
+    ``center`` is what the logarithms of prior masses are relative to in c, and ``learnt`` is
+    ``ReweightedPrior.learnt_fields``.
     """
-    people = people_array[0]
+    people, prior = people_array[0], named_prior(learnt[0])
+    slots, count, new_own, unseen_mass = see_drawn(clients, learnt)
+    log_masses = np.log(masses_of(prior, clients))
     people.drawn += slots.size
     for i in range(slots.size):
-        _count(people, seen[slots[i]], 0.0, sizes[i])
-    moved = _follow_strangers(people, seen, sizes_differ)
-    return _logs(people, seen, slots), moved
+        _count(people, seen[slots[i]], 0.0, log_masses[i] - center)
+    return count, new_own, *_take(people, seen, slots, unseen_mass, sizes_differ, learnt)
 
 
 @njit(cache=True)
 def learn(
     people_array: Any,
     seen: Any,
-    slots: IntArray,
     clients: IntArray,
     weights: FloatArray,
     log_feedback: FloatArray,
-    prior_fields: Fields,
+    log_unit: float,
     center: float,
     sizes_differ: bool,
     sweep: float,
-    places: Fields,
-    ratios: FloatArray,
-    experts: Fields,
+    learnt: Fields,
     outliers: IntArray,
     outlier_weights: FloatArray,
     outlier_share: float,
     hints: IntArray,
-) -> tuple[FloatArray, bool]:
-    """``Beliefs.learn``: the clients' new logarithms, and whether those never drawn have moved.
+) -> Taken:
+    """``Beliefs.learn``, with ``center`` and ``learnt`` as above; ``sweep`` is K / M.
 
-    ``center`` is what the logarithms of prior masses are relative to in c, and ``sweep`` is K / M. With a
-    guard, ``outliers`` may hold ``outlier_share`` of q; ``hints`` are their slots, or -1.
+    ``log_unit`` is added to the feedback: the units stay when clients join or leave.
+    With a guard, ``outliers`` may hold ``outlier_share`` of q; ``hints`` are their slots, or -1.
     """
-    people, prior = people_array[0], named_prior(prior_fields)
+    prior_fields, places, tree_fields, experts, _, _, _, _, _, _ = learnt
+    people, prior, ratios = people_array[0], named_prior(prior_fields), ExpertTrees(*tree_fields).ratios
+    slots, count, new_own, unseen_mass = see_drawn(clients, learnt)
     masses = masses_of(prior, clients)
     own, log_masses = masses / prior.total, np.log(masses)
     people.drawn += slots.size
     people.replied += slots.size
     for i in range(slots.size):
         _count(people, seen[slots[i]], 1.0, log_masses[i] - center)
+    log_feedback = log_feedback + log_unit
     x = log_feedback - 2.0 * log_masses
     something = log_feedback.max() > -np.inf
     if math.isnan(people.level):
         if not something:  # there is no level yet
-            moved = _follow_strangers(people, seen, sizes_differ)
-            return _logs(people, seen, slots), moved
+            return count, new_own, *_take(people, seen, slots, unseen_mass, sizes_differ, learnt)
         people.level = np.median(x[x > -np.inf])
     if something:
         q, share = learnt_shares(own, slots, ratios, experts), np.exp(ExpertArrays(*experts).log_weights[1])
@@ -293,13 +309,14 @@ def learn(
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
     if something:  # zeros alone say nothing about the level
         x -= _follow_level(people, seen, slots, x)
+    away = np.empty(x.size)
     for i in range(x.size):
         client = seen[slots[i]]
+        away[i] = _deviation(x[i], client.mean)
         if client.visits > 0.0:
-            squared = min(_deviation(x[i], client.mean) ** 2, LARGEST_DEVIATION**2)
+            squared = min(away[i] ** 2, LARGEST_DEVIATION**2)
             people.noise += squared * client.visits / (client.visits + 1.0)
             people.noise_count += 1.0
     for i in range(x.size):
-        _remember(people, seen[slots[i]], x[i])
-    moved = _follow_strangers(people, seen, sizes_differ)
-    return _logs(people, seen, slots), moved
+        _remember(people, seen[slots[i]], x[i], away[i])
+    return count, new_own, *_take(people, seen, slots, unseen_mass, sizes_differ, learnt)

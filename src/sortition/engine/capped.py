@@ -115,7 +115,7 @@ class Capped(Distribution):
             return line_of_vector(self.everybody())
         without = self._distribution.line_without(self._clients, self._hints)
         line = self._distribution.line() if without is None else without
-        return line._replace(limit=tuple(self._limit), listed_are_out=without is not None)
+        return ProbabilityLine(*line[:-2], limit=tuple(self._limit), listed_are_out=without is not None)
 
     def everybody(self) -> FloatArray:
         """The probabilities of all ids."""

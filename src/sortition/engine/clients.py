@@ -25,35 +25,31 @@ from sortition.engine.sumtree import SumTree, TreeArrays
 EMPTY = -1
 
 
-class HashPlaces(NamedTuple):
-    """A hash table, as kernels take it: the keys and their slots, place by place."""
-
-    keys: IntArray
-    slots: IntArray
+KEY, SLOT = 0, 1
+"""Columns of a hash table, as kernels take it: a key and its slot lie side by side, for one cache miss."""
 
 
 @njit(cache=True)
-def place_of(keys: IntArray, key: int) -> int:
+def place_of(table: IntArray, key: int) -> int:
     """The place that holds ``key``, or the empty one where it belongs."""
-    mask = keys.size - 1
+    mask = table.shape[0] - 1
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: neighbours are scattered
     place: int = np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(mask))  # type: ignore[assignment]
-    while keys[place] != key and keys[place] != EMPTY:
+    while table[place, KEY] != key and table[place, KEY] != EMPTY:
         place = (place + 1) & mask
     return place
 
 
 @njit(cache=True)
-def slot_of(table: HashPlaces, key: int) -> int:
+def slot_of(table: IntArray, key: int) -> int:
     """The slot of ``key``, or -1."""
-    place = place_of(table.keys, key)
-    return int(table.slots[place]) if table.keys[place] == key else EMPTY
+    place = place_of(table, key)
+    return int(table[place, SLOT]) if table[place, KEY] == key else EMPTY
 
 
 @njit(cache=True)
-def slots_of(places: Fields, wanted: IntArray) -> IntArray:
+def slots_of(table: IntArray, wanted: IntArray) -> IntArray:
     """The slots of the ``wanted`` keys, -1 for those that are not there."""
-    table = HashPlaces(*places)
     found = np.empty(wanted.size, dtype=np.int64)
     for i in range(wanted.size):
         found[i] = slot_of(table, wanted[i])
@@ -61,15 +57,14 @@ def slots_of(places: Fields, wanted: IntArray) -> IntArray:
 
 
 @njit(cache=True)
-def put(table: HashPlaces, key: int, slot: int) -> None:
+def put(table: IntArray, key: int, slot: int) -> None:
     """Store the ``slot`` of ``key``; there must be an empty place."""
-    place = place_of(table.keys, key)
-    table.keys[place] = key
-    table.slots[place] = slot
+    place = place_of(table, key)
+    table[place, KEY], table[place, SLOT] = key, slot
 
 
 @njit(cache=True)
-def _put_all(table: HashPlaces, new_keys: IntArray, new_slots: IntArray) -> None:
+def _put_all(table: IntArray, new_keys: IntArray, new_slots: IntArray) -> None:
     for i in range(new_keys.size):
         put(table, new_keys[i], new_slots[i])
 
@@ -90,16 +85,14 @@ class Table:
     def reserve(self, more: int) -> None:
         """Make room for ``more`` keys."""
         needed = 2 * (self.count + more)
-        keys, slots = self.places
-        if needed <= len(keys):
+        if needed <= len(self.places):
             return
-        held = keys != EMPTY
+        held = self.places[self.places[:, KEY] != EMPTY]
         self._set_places(1 << (needed - 1).bit_length())
-        _put_all(self.places, keys[held], slots[held])
+        _put_all(self.places, held[:, KEY], held[:, SLOT])
 
     def _set_places(self, number: int) -> None:
-        self.places = HashPlaces(np.full(number, EMPTY, dtype=np.int64), np.zeros(number, dtype=np.int64))
-        self.fields: Fields = tuple(self.places)
+        self.places = np.full((number, 2), EMPTY, dtype=np.int64)
 
     def put_all(self, keys: IntArray, slots: IntArray) -> None:
         """Store the slot of each key; a key that is there already gets the new slot."""
@@ -109,12 +102,12 @@ class Table:
 
     def keys(self) -> IntArray:
         """All keys there are, in no order."""
-        keys = self.places.keys
+        keys = self.places[:, KEY]
         return np.asarray(keys[keys != EMPTY])
 
     def slots_of(self, keys: IntArray) -> IntArray:
         """The slots of ``keys``, -1 for those that are not there."""
-        return np.asarray(slots_of(self.fields, keys))
+        return np.asarray(slots_of(self.places, keys))
 
 
 class PriorMasses(NamedTuple):
@@ -126,7 +119,7 @@ class PriorMasses(NamedTuple):
     """Ids below belong to the block: their mass is one."""
     seats: int
     """How many clients of the block are left."""
-    moved: HashPlaces
+    moved: IntArray
     """Which client sits on a seat, where it is not the one with the seat's number."""
     own: TreeArrays
     """The masses of all clients beyond the block."""
@@ -136,7 +129,7 @@ class PriorMasses(NamedTuple):
 def named_prior(prior: Fields) -> PriorMasses:
     """The masses that Python gave as ``Roster.fields``."""
     total, block, seats, moved, own = prior
-    return PriorMasses(total, block, seats, HashPlaces(*moved), TreeArrays(*own))
+    return PriorMasses(total, block, seats, moved, TreeArrays(*own))
 
 
 @njit(cache=True)
@@ -168,7 +161,12 @@ def mass_of(prior: PriorMasses, client: int) -> float:
 @njit(cache=True)
 def masses_of(prior: PriorMasses, clients: IntArray) -> FloatArray:
     """The masses of ``clients``, which are there."""
-    block, own, result = prior.block, prior.own.values, np.ones(clients.size)
+    return _masses(clients, prior.block, prior.own.values)
+
+
+@njit(cache=True)
+def _masses(clients: IntArray, block: int, own: FloatArray) -> FloatArray:
+    result = np.ones(clients.size)
     for i in range(clients.size):  # as ``mass_of``, whose call would take longer
         if clients[i] >= block:
             result[i] = own[clients[i] - block]
@@ -185,9 +183,10 @@ def all_replied(norms: FloatArray) -> bool:
 
 
 @njit(cache=True)
-def _log_feedback(clients: IntArray, norms: FloatArray, weight_fields: Fields) -> FloatArray:
-    weights = named_prior(weight_fields)
-    logs = masses_of(weights, clients) / weights.total
+def _log_feedback(
+    clients: IntArray, norms: FloatArray, block: int, own: FloatArray, total: float
+) -> FloatArray:
+    logs = _masses(clients, block, own) / total
     for i in range(clients.size):
         known = logs[i] > 0.0 and norms[i] > 0.0
         logs[i] = 2.0 * (np.log(logs[i]) + np.log(norms[i])) if known else -np.inf
@@ -198,9 +197,9 @@ def _log_feedback(clients: IntArray, norms: FloatArray, weight_fields: Fields) -
 def _leave(
     clients: IntArray,
     seats: int,
-    moved: HashPlaces,
+    moved: IntArray,
     moved_count: int,
-    seat_of: HashPlaces,
+    seat_of: IntArray,
     seat_count: int,
 ) -> tuple[int, int, int]:
     """Give the seat of each client that leaves to the last one; both tables must have room."""
@@ -293,7 +292,8 @@ class Roster:
         >>> Roster(2, None).log_feedback(np.array([0, 1]), np.array([0.0, 2.0]))
         array([-inf,   0.])
         """
-        logs: FloatArray = _log_feedback(clients, norms, self.fields)
+        own = self.own.arrays.values
+        logs: FloatArray = _log_feedback(clients, norms, self.block, own, self.arrays.total)
         return logs
 
     def present(self, clients: IntArray) -> BoolArray:
@@ -378,7 +378,7 @@ class Roster:
     def _set_arrays(self, seats: int) -> None:
         total = seats + self.own.total if self.own.size else float(seats)
         self.arrays = PriorMasses(total, self.block, seats, self._moved.places, self.own.arrays)
-        self.fields = (total, self.block, seats, self._moved.fields, tuple(self.own.arrays))
+        self.fields = (total, self.block, seats, self._moved.places, tuple(self.own.arrays))
 
     def _leave_seats(self, clients: IntArray) -> int:
         self._moved.reserve(len(clients))

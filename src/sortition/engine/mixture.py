@@ -16,10 +16,9 @@ from sortition.core.errors import StateError
 from sortition.core.experts import normalise_log_weights
 from sortition.core.state import array, check
 from sortition.core.types import Fields, FloatArray, IntArray
-from sortition.engine import expert_trees
+from sortition.engine import expert_trees, sumtree
 from sortition.engine.clients import (
     EMPTY,
-    HashPlaces,
     PriorMasses,
     Roster,
     Table,
@@ -33,7 +32,7 @@ from sortition.engine.clients import (
 from sortition.engine.drawing import Distribution, tally
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.pivotal import ProbabilityLine
-from sortition.engine.sumtree import SumTree
+from sortition.engine.sumtree import SumTree, TreeArrays
 
 MOST_TRIES = 10**4
 """After this many draws from the prior without an unseen client, the unseen are searched one by one."""
@@ -66,7 +65,7 @@ def mixed_ratio(
 
 
 @njit(cache=True)
-def find_slots(table: HashPlaces, clients: IntArray, hints: IntArray) -> None:
+def find_slots(table: IntArray, clients: IntArray, hints: IntArray) -> None:
     """Make ``hints`` the slots of ``clients``, where they are -1; they stay -1 of unseen clients."""
     for i in range(clients.size):
         if hints[i] == EMPTY:
@@ -78,17 +77,16 @@ def look_up(
     clients: IntArray,
     client_masses: FloatArray,
     total_mass: float,
-    places: Fields,
+    places: IntArray,
     ratios: FloatArray,
     experts: Fields,
     hints: IntArray,
 ) -> FloatArray:
     """The mixed probabilities of ``clients``; ``hints`` are their slots, or -1 where that is to be found."""
-    table = HashPlaces(*places)
     log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
     slots = hints if hints.size else np.full(clients.size, EMPTY)
-    find_slots(table, clients, slots)
+    find_slots(places, clients, slots)
     result = np.zeros(clients.size)
     for e in range(weights.size):
         if weights[e] == 0.0:
@@ -101,7 +99,7 @@ def look_up(
 
 
 @njit(cache=True)
-def draw_unseen(uniform: float, prior: PriorMasses, table: HashPlaces, unseen: Unseen, tries: int) -> int:
+def draw_unseen(uniform: float, prior: PriorMasses, table: IntArray, unseen: Unseen, tries: int) -> int:
     """One unseen client, in proportion to the prior: draws from the prior until one is unseen.
 
     If ``tries`` draws fail, block or no block is chosen by the masses of the unseen. Draws from the block
@@ -144,7 +142,7 @@ def draw_unseen(uniform: float, prior: PriorMasses, table: HashPlaces, unseen: U
 def draw(
     uniforms: FloatArray,
     prior_fields: Fields,
-    places: Fields,
+    places: IntArray,
     tree_fields: Fields,
     experts: Fields,
     unseen_fields: Fields,
@@ -156,7 +154,7 @@ def draw(
     :math:`\theta_e (1 - b_e)`, and a client by what it has beyond :math:`b_e`: in the expert's tree, or, for
     the base, among the unseen.
     """
-    prior, table, unseen = named_prior(prior_fields), HashPlaces(*places), Unseen(*unseen_fields)
+    prior, table, unseen = named_prior(prior_fields), places, Unseen(*unseen_fields)
     trees = ExpertTrees(*tree_fields)
     log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
@@ -194,7 +192,7 @@ def draw(
 def draw_weighed(
     uniforms: FloatArray,
     prior: Fields,
-    places: Fields,
+    places: IntArray,
     trees: Fields,
     experts: Fields,
     unseen: Fields,
@@ -207,10 +205,10 @@ def draw_weighed(
 
 @njit(cache=True)
 def see(
-    clients: IntArray, count: int, prior_fields: Fields, places: Fields, tree_fields: Fields
+    clients: IntArray, count: int, prior_fields: Fields, places: IntArray, tree_fields: Fields
 ) -> tuple[IntArray, int]:
     """The slots of ``clients``, and how many are seen now; an unseen client gets the next free slot."""
-    prior, table, trees = named_prior(prior_fields), HashPlaces(*places), ExpertTrees(*tree_fields)
+    prior, table, trees = named_prior(prior_fields), places, ExpertTrees(*tree_fields)
     found = np.empty(clients.size, dtype=np.int64)
     for i in range(clients.size):
         slot = slot_of(table, clients[i])
@@ -224,6 +222,16 @@ def see(
                 trees.other_masses[slot] = trees.masses[slot]
         found[i] = slot
     return found, count
+
+
+@njit(cache=True)
+def mark_seen(clients: IntArray, block: int, unseen_own: Fields) -> int:
+    """Take ``clients`` out of the tree of the unseen with own masses; how many were in it."""
+    tree, own = TreeArrays(*unseen_own), clients[clients >= block] - block
+    for slot in own:
+        tree.values[slot] = 0.0
+    sumtree.refresh(tree, own)
+    return own.size
 
 
 class SlotTrees:
@@ -293,9 +301,9 @@ class ExpertMixture(Distribution):
         weighed: Weighed = draw_weighed(uniforms, *self._fields())
         return weighed
 
-    def _fields(self) -> tuple[Fields, Fields, Fields, Fields, Fields]:
+    def _fields(self) -> tuple[Fields, IntArray, Fields, Fields, Fields]:
         trees, experts = self._tree_fields, self.expert_fields
-        return self.roster.fields, self._table.fields, trees, experts, tuple(self._unseen)
+        return self.roster.fields, self._table.places, trees, experts, tuple(self._unseen)
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The mixed probabilities of ``clients``."""
@@ -306,7 +314,7 @@ class ExpertMixture(Distribution):
         return self._look_up(clients, self.expert_fields, hints)
 
     def _look_up(self, clients: IntArray, experts: Fields, hints: IntArray) -> FloatArray:
-        masses, total, places = self.roster.masses(clients), self.roster.total, self._table.fields
+        masses, total, places = self.roster.masses(clients), self.roster.total, self._table.places
         found: FloatArray = look_up(clients, masses, total, places, self.trees.ratios, experts, hints)
         return found
 
@@ -434,9 +442,9 @@ class ExpertMixture(Distribution):
         return self._slots.trees
 
     @property
-    def places(self) -> Fields:
+    def places(self) -> IntArray:
         """The hash table from clients to slots."""
-        return self._table.fields
+        return self._table.places
 
     @property
     def _tree_fields(self) -> Fields:
@@ -459,7 +467,7 @@ class ExpertMixture(Distribution):
         """The slots of ``clients``; an unseen client gets a new one."""
         self.reserve(len(clients))
         slots: IntArray
-        places, before = self._table.fields, self.count
+        places, before = self._table.places, self.count
         slots, self.count = see(clients, before, self.roster.fields, places, self._tree_fields)
         self._mark_seen(self.trees.clients[before : self.count])
         return slots
@@ -481,9 +489,8 @@ class ExpertMixture(Distribution):
     def _mark_seen(self, clients: IntArray) -> None:
         """Count ``clients`` as unseen no more; those of the block need no count of their own."""
         if self._unseen_own.size and len(clients):
-            own = clients[clients >= self.roster.block] - self.roster.block
-            self._unseen_own.set(own, np.zeros(len(own)))
-            self._unseen_own_count -= len(own)
+            own = tuple(self._unseen_own.arrays)
+            self._unseen_own_count -= mark_seen(clients, self.roster.block, own)
 
     def set_ratios(self, slots: IntArray, ratios: FloatArray) -> None:
         """Change the ratios of ``slots``, one row a slot."""

@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
+from sortition.core.guard_settings import LARGEST_LOG
 from sortition.core.types import BoolArray, FloatArray, IntArray
 
 REMEMBERED = 500
@@ -26,6 +27,7 @@ DIGITS = 1024
 """A power of two that is larger than most cohorts."""
 LEAST_LOG = -744.0
 """The logarithm of about the least double."""
+LEAST_NORM = math.exp(LEAST_LOG)
 UNCERTAINTY = 1.15
 """The deviation of the logarithms may be this multiple of what quantiles say."""
 
@@ -50,9 +52,8 @@ def _keep(entries: IntArray, values: FloatArray, counters: IntArray, which: Bool
     """Drop the other entries."""
     kept = 0
     for i in range(counters[SIZE]):
-        if which[i]:
-            _move(entries, values, i, kept)
-            kept += 1
+        _move(entries, values, i, kept)  # the next one takes its place if it is dropped: no branch to guess
+        kept += which[i]
     counters[SIZE] = kept
 
 
@@ -76,6 +77,21 @@ def _not_among(clients: IntArray, ascending: IntArray) -> BoolArray:
 
 
 @njit(cache=True)
+def _smallest(numbers: IntArray, rank: int) -> int:
+    """The number of that rank, by bisection: it has no branch to guess, and takes half as long as a sort."""
+    low, high = numbers.min(), numbers.max()
+    while low < high:
+        middle, below = (low + high) // 2, 0
+        for number in numbers:
+            below += number <= middle
+        if below < rank:
+            low = middle + 1
+        else:
+            high = middle
+    return int(low)
+
+
+@njit(cache=True)
 def _store(
     entries: IntArray,
     values: FloatArray,
@@ -90,7 +106,7 @@ def _store(
     keep = _not_among(entries[CLIENT, :size], np.sort(clients)) & (before >= replies - OUTDATED)
     excess = keep.sum() + clients.size - entries.shape[1]
     if excess > 0:
-        keep &= before > np.partition(before[keep], excess - 1)[excess - 1]
+        keep &= before > _smallest(before[keep], excess)
     _keep(entries, values, counters, keep)
     old, new = counters[SIZE] - 1, clients.size - 1
     order, logs = np.argsort(norms), np.log(norms)
@@ -113,18 +129,29 @@ def _store(
 
 
 @njit(cache=True)
-def quantile(logs: FloatArray, weights: FloatArray, level: float) -> float:
-    """The smallest of the ascending ``logs`` up to which there is the share ``level`` of the weight.
+def quantiles(weights: FloatArray, first: float, second: float) -> tuple[int, int]:
+    """The places up to which there are two shares of the weight, of which the first is smaller.
 
-    >>> quantile(np.array([1.0, 2.0, 3.0]), np.array([2.0, 1.0, 1.0]), 0.75)
-    2.0
+    >>> quantiles(np.array([2.0, 1.0, 1.0]), 0.5, 0.75)
+    (0, 1)
     """
-    # rounding must not carry a share that is met exactly to the next value
-    wanted, cumulated, i = level * weights.sum() * (1.0 - 1e-12), weights[0], 0
-    while cumulated < wanted and i < logs.size - 1:
+    # rounding must not carry a share that is met exactly to the next place
+    total, cumulated, i = weights.sum(), weights[0], 0
+    wanted = first * total * (1.0 - 1e-12)
+    while cumulated < wanted and i < weights.size - 1:
         i += 1
         cumulated += weights[i]
-    return float(logs[i])
+    place, wanted = i, second * total * (1.0 - 1e-12)
+    while cumulated < wanted and i < weights.size - 1:
+        i += 1
+        cumulated += weights[i]
+    return place, i
+
+
+@njit(cache=True)
+def even_quantile(size: int, level: float) -> int:
+    """The same place for equal weights."""
+    return int(max(math.ceil(level * size * (1.0 - 1e-12)), 1)) - 1
 
 
 @njit(cache=True)
@@ -137,12 +164,12 @@ def bounds_of(logs: FloatArray, weights: FloatArray, factors: FloatArray, bounds
     hardly ever drawn counts for many. Neither may decide alone.
     """
     bounds[:] = np.inf
-    for by in (weights, np.ones(logs.size)):
-        median = quantile(logs, by, 0.5)
-        high = quantile(logs, by, NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE)
-        spread = high - median
-        bounds[CLIP] = min(bounds[CLIP], high + max(factors[2], factors[3] * spread))
-        outlier = high + max(factors[0], factors[1] * spread)
+    level = NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE
+    even = even_quantile(logs.size, 0.5), even_quantile(logs.size, level)
+    for middle, high in (quantiles(weights, 0.5, level), even):
+        spread = logs[high] - logs[middle]
+        bounds[CLIP] = min(bounds[CLIP], logs[high] + max(factors[2], factors[3] * spread))
+        outlier = logs[high] + max(factors[0], factors[1] * spread)
         if outlier < bounds[OUTLIER]:
             bounds[OUTLIER] = outlier
             # a third quartile says too little of the tail
@@ -183,32 +210,6 @@ def forget(
 
 
 @njit(cache=True)
-def remember(
-    entries: IntArray,
-    values: FloatArray,
-    counters: IntArray,
-    factors: FloatArray,
-    bounds: FloatArray,
-    clients: IntArray,
-    counts: IntArray,
-    weights: FloatArray,
-    norms: FloatArray,
-) -> bool:
-    """Store the replies of a cohort and compute the bounds; whether anybody is above that of outliers."""
-    above_zero = norms > 0.0
-    if above_zero.any():
-        rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
-        heard, told = clients[above_zero], norms[above_zero]
-        counters[REPLIES] += max(heard.size - REMEMBERED, 0)
-        _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
-        judge(entries, values, counters, factors, bounds)
-    largest = math.log(norms.max()) if above_zero.any() else -np.inf
-    if counters[SIZE]:
-        largest = max(largest, values[LOG, counters[SIZE] - 1])
-    return bool(largest > bounds[OUTLIER])
-
-
-@njit(cache=True)
 def all_below(clients: IntArray, end: int, norms: FloatArray, bound: float) -> bool:
     """Whether all clients are below ``end``, and no norm is above the bound."""
     for i in range(clients.size):  # noqa: SIM110 - numba has no generator expressions
@@ -222,6 +223,87 @@ def _average(log_mean: float, log: float, count: int) -> float:
     """The logarithm of a mean of ``count`` numbers, of which the last is new."""
     top = max(log_mean, log)
     return float(top + math.log(((count - 1) * math.exp(log_mean - top) + math.exp(log - top)) / count))
+
+
+@njit(cache=True)
+def _log_of(norm: float, clip: float) -> float:
+    """The logarithm of a norm, which counts for at most the clip."""
+    return min(math.log(max(norm, LEAST_NORM)), clip)
+
+
+@njit(cache=True)
+def _joining(
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    bounds: FloatArray,
+    clients: IntArray,
+    norms: FloatArray,
+    outliers: IntArray,
+) -> tuple[IntArray, FloatArray]:
+    """Those of a cohort and of the window above the bound that are no outliers yet, and their logarithms."""
+    bound, clip = bounds[OUTLIER], bounds[CLIP]
+    first = np.searchsorted(values[LOG, : counters[SIZE]], bound, side="right")
+    older = entries[CLIENT, first : counters[SIZE]]
+    joined, logs = np.empty(clients.size + older.size, dtype=np.int64), np.empty(clients.size + older.size)
+    joining, surely_below = 0, math.exp(min(bound, LARGEST_LOG)) * (1.0 - 1e-9)
+    for i in range(clients.size):
+        if norms[i] < surely_below:  # most of them: a logarithm takes longer
+            continue
+        log = _log_of(norms[i], clip)
+        if log > bound and position_in(outliers, clients[i]) < 0:
+            joined[joining], logs[joining] = clients[i], log
+            joining += 1
+    for i in range(older.size):
+        if position_in(outliers, older[i]) < 0 and not (clients == older[i]).any():
+            joined[joining], logs[joining] = older[i], min(values[LOG, first + i], clip)
+            joining += 1
+    return joined[:joining], logs[:joining]
+
+
+@njit(cache=True)
+def remember(
+    entries: IntArray,
+    values: FloatArray,
+    counters: IntArray,
+    factors: FloatArray,
+    bounds: FloatArray,
+    clients: IntArray,
+    counts: IntArray,
+    weights: FloatArray,
+    norms: FloatArray,
+    outliers: IntArray,
+    outlier_means: FloatArray,
+    outlier_counts: IntArray,
+) -> tuple[bool, bool]:
+    """Store the replies of a cohort, and compute the bounds and the means of the outliers.
+
+    Whether anybody is above the bound of outliers, and whether there are others now: ``note_outliers``.
+    """
+    above_zero = norms > 0.0
+    if above_zero.any():
+        rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
+        heard, told = clients[above_zero], norms[above_zero]
+        counters[REPLIES] += max(heard.size - REMEMBERED, 0)
+        _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
+        judge(entries, values, counters, factors, bounds)
+    largest = math.log(norms.max()) if above_zero.any() else -np.inf
+    if counters[SIZE]:
+        largest = max(largest, values[LOG, counters[SIZE] - 1])
+    anybody = bool(largest > bounds[OUTLIER])
+    if outliers.size:
+        new = _not_among(clients, outliers)
+        for i in range(clients.size):
+            if not new[i]:
+                place = position_in(outliers, clients[i])
+                outlier_counts[place] += 1
+                log = _log_of(norms[i], bounds[CLIP])
+                outlier_means[place] = _average(outlier_means[place], log, outlier_counts[place])
+    others = not (outlier_means > bounds[OUTLIER]).all()
+    if anybody and not others:
+        joined, _ = _joining(entries, values, counters, bounds, clients, norms, outliers)
+        others = joined.size > 0
+    return anybody, others
 
 
 @njit(cache=True)
@@ -240,41 +322,22 @@ def note_outliers(
 ) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
     """The outliers, ascending, and of each the logarithm of the mean of its norms since, and their number.
 
-    The last of the arrays are ``hints`` for their look-up, -1 for those that join. ``means`` and ``counts``
-    are changed in place.
+    The last of the arrays are ``hints`` for their look-up, -1 for those that join.
     Those of the window and of a cohort above the bound join. One leaves when its mean is below the bound, as
-    that is now. Norms count for at most the clip.
+    that is now.
     """
-    bound, clip, least = bounds[OUTLIER], bounds[CLIP], math.exp(LEAST_LOG)
-    first = np.searchsorted(values[LOG, : counters[SIZE]], bound, side="right")
-    older = entries[CLIENT, first : counters[SIZE]]
-    joined, logs = np.empty(clients.size + older.size, dtype=np.int64), np.empty(clients.size + older.size)
-    joining = 0
-    for i in range(clients.size):
-        log = min(math.log(max(norms[i], least)), clip)
-        place = position_in(outliers, clients[i])
-        if place >= 0:
-            counts[place] += 1
-            means[place] = _average(means[place], log, counts[place])
-        elif log > bound:
-            joined[joining], logs[joining] = clients[i], log
-            joining += 1
-    for i in range(older.size):
-        if position_in(outliers, older[i]) < 0 and not (clients == older[i]).any():
-            joined[joining], logs[joining] = older[i], min(values[LOG, first + i], clip)
-            joining += 1
-    if not joining and (means > bound).all():
-        return outliers, means, counts, hints
-    order = np.argsort(joined[:joining])
+    joined, logs = _joining(entries, values, counters, bounds, clients, norms, outliers)
+    joining, bound = joined.size, bounds[OUTLIER]
+    order = np.argsort(joined)
     room = outliers.size + joining
     new_outliers, new_counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
     new_means, new_hints = np.empty(room), np.empty(room, dtype=np.int64)
-    size = new = 0
+    size = added = 0
     for old in range(outliers.size + 1):
-        while new < joining and (old == outliers.size or joined[order[new]] < outliers[old]):
-            new_outliers[size], new_means[size] = joined[order[new]], logs[order[new]]
+        while added < joining and (old == outliers.size or joined[order[added]] < outliers[old]):
+            new_outliers[size], new_means[size] = joined[order[added]], logs[order[added]]
             new_counts[size], new_hints[size] = 1, -1
-            size, new = size + 1, new + 1
+            size, added = size + 1, added + 1
         if old < outliers.size and means[old] > bound:
             new_outliers[size], new_means[size] = outliers[old], means[old]
             new_counts[size], new_hints[size] = counts[old], hints[old]

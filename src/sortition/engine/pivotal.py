@@ -27,7 +27,6 @@ from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees, sumtree
 from sortition.engine.clients import (
     EMPTY,
-    HashPlaces,
     PriorMasses,
     Roster,
     another_uniform,
@@ -58,7 +57,7 @@ class ProbabilityLine(NamedTuple):
     """
 
     prior: Fields
-    places: Fields
+    places: IntArray
     trees: Fields
     experts: Fields
     in_block: int
@@ -82,7 +81,7 @@ def line_of_vector(probabilities: FloatArray) -> ProbabilityLine:
     return line_of_masses(_one_client(), 0, tuple(SumTree(probabilities).arrays))
 
 
-_NO_PLACES: Fields = (np.full(2, EMPTY, dtype=np.int64), np.zeros(2, dtype=np.int64))
+_NO_PLACES = np.full((2, 2), EMPTY, dtype=np.int64)
 _ONE_EXPERT: Fields = tuple(ExpertArrays(np.zeros(1), np.ones(1), np.ones(1)))
 
 
@@ -100,7 +99,7 @@ class Segments(NamedTuple):
     """A line inside the kernel: all lengths are probabilities."""
 
     prior: PriorMasses
-    table: HashPlaces
+    table: IntArray
     trees: ExpertTrees
     mixture: Mixture
     own: TreeArrays
@@ -116,7 +115,7 @@ class Segments(NamedTuple):
 @njit(cache=True)
 def _segments(
     prior_fields: Fields,
-    places: Fields,
+    places: IntArray,
     tree_fields: Fields,
     expert_fields: Fields,
     in_block: int,
@@ -135,7 +134,7 @@ def _segments(
     seen = np.empty(1)
     expert_trees.weigh(trees, mixture, trees.starts.size - 2, 0, seen)
     in_own = ratio * own.nodes[-1]
-    return Segments(prior, HashPlaces(*places), trees, mixture, own, ratio, seen[0], in_own, in_block)
+    return Segments(prior, places, trees, mixture, own, ratio, seen[0], in_own, in_block)
 
 
 @njit(cache=True)
@@ -154,20 +153,20 @@ def _listed_probabilities(
 @njit(cache=True)
 def _locate(line: Segments, points: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
     """The clients at ``points`` (-1, -2, ... in the block), where their segments start, and their lengths."""
+    ratio, in_own, in_block = line.unseen_ratio, line.in_own, line.in_block
+    if in_block == 0 and in_own == 0.0:  # nobody is unseen
+        slots, starts, lengths = expert_trees.locate(line.trees, line.mixture, points)
+        return line.trees.clients[slots], starts, lengths
     clients, starts, lengths = (
         np.empty(points.size, dtype=np.int64),
         np.empty(points.size),
         np.empty(points.size),
     )
-    ratio, in_own, in_block = line.unseen_ratio, line.in_own, line.in_block
-    nobody_unseen = in_block == 0 and in_own == 0.0
-    among_seen = np.flatnonzero((points < line.seen) | nobody_unseen)
+    among_seen = np.flatnonzero(points < line.seen)
     if among_seen.size:
         slots, begins, weights = expert_trees.locate(line.trees, line.mixture, points[among_seen])
         clients[among_seen] = line.trees.clients[slots]
         starts[among_seen], lengths[among_seen] = begins, weights
-    if nobody_unseen:
-        return clients, starts, lengths
     for i in range(points.size):
         beyond = points[i] - line.seen
         if beyond < 0.0:
@@ -201,10 +200,11 @@ def _span_of(line: Segments, client: int) -> tuple[float, float]:
 @njit(cache=True)
 def _at_least(line: Segments, threshold: float, listed: IntArray) -> IntArray:
     """The clients with at least ``threshold``, ``listed`` ones and the block aside."""
-    slots = expert_trees.mixed_at_least(line.trees, line.mixture, threshold)
-    own = sumtree.at_least(line.own, threshold / line.unseen_ratio)
-    found = np.concatenate((line.trees.clients[slots], line.prior.block + own))
-    if listed.size:
+    found = line.trees.clients[expert_trees.mixed_at_least(line.trees, line.mixture, threshold)]
+    if line.in_own > 0.0:
+        own = sumtree.at_least(line.own, threshold / line.unseen_ratio)
+        found = np.concatenate((found, line.prior.block + own))
+    if listed.size and found.size:
         place = np.minimum(np.searchsorted(listed, found), listed.size - 1)
         found = found[listed[place] != found]
     return found
@@ -263,17 +263,20 @@ def _look_up(
     """The clients at ``points`` of a shortened line, where their segments start, and how long they are."""
     _, scale, out_starts, out_lengths, end, listed, listed_ends = shortened
     left = line.seen + line.in_own + line.unseen_ratio * line.in_block - out_lengths[-1]
-    places, passed = np.minimum(points / scale, left - ROUNDING), np.empty(points.size)
+    places, passed = np.empty(points.size), np.empty(points.size)
     for i in range(points.size):
-        before = np.searchsorted(out_starts, places[i], side="right")
+        place = min(points[i] / scale, left - ROUNDING)
+        before = np.searchsorted(out_starts, place, side="right")
         # a border is not met exactly: nobody who was left out may be found there
         if before < out_starts.size:
-            places[i] = min(places[i], out_starts[before] - ROUNDING)
+            place = min(place, out_starts[before] - ROUNDING)
         if before > 0:
-            places[i] = max(places[i], out_starts[before - 1] + ROUNDING)
+            place = max(place, out_starts[before - 1] + ROUNDING)
         passed[i] = out_lengths[before]
-    clients, starts, lengths = _locate(line, places + passed)
-    starts, lengths = (starts - passed) * scale, np.minimum(lengths * scale, 1.0)
+        places[i] = place + passed[i]
+    clients, starts, lengths = _locate(line, places)
+    for i in range(points.size):
+        starts[i], lengths[i] = (starts[i] - passed[i]) * scale, min(lengths[i] * scale, 1.0)
     if listed.size:
         for place in np.flatnonzero(points >= end):
             which = min(np.searchsorted(listed_ends, points[place] - end, side="right"), listed.size - 1)
@@ -337,7 +340,7 @@ def _name_unseen(draws: IntArray, line: Segments, uniform: float) -> None:
 def draw_fixed_size(
     uniforms: FloatArray,
     prior: Fields,
-    places: Fields,
+    places: IntArray,
     trees: Fields,
     experts: Fields,
     in_block: int,

@@ -16,10 +16,11 @@ from sortition.core.simplex import LARGEST_STEP
 from sortition.core.state import array, check, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
-from sortition.engine.clients import HashPlaces, Roster, masses_of, named_prior
+from sortition.engine.clients import Roster, masses_of, named_prior
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.limit import limit_learnt
-from sortition.engine.mixture import VANISHING, ExpertMixture, find_slots
+from sortition.engine.mixture import VANISHING, ExpertMixture, find_slots, mark_seen, see
+from sortition.engine.sumtree import TreeArrays
 
 ONLY_FIRST = np.array([0.0, -np.inf])
 """Logarithms of weights."""
@@ -110,6 +111,38 @@ class LogRatioMixture(ExpertMixture):
 
 
 @njit(cache=True)
+def see_drawn(clients: IntArray, learnt: Fields) -> tuple[IntArray, int, int, float]:
+    """The slots of ``clients``; how many are seen now, how many of the new ones have own masses, and the
+    mass of those unseen. ``learnt`` is ``ReweightedPrior.learnt_fields``."""
+    prior_fields, places, tree_fields, _, before, num_unseen, num_unseen_own, unseen_own, _, _ = learnt
+    slots, count = see(clients, before, prior_fields, places, tree_fields)
+    new_own = mark_seen(
+        ExpertTrees(*tree_fields).clients[before:count], named_prior(prior_fields).block, unseen_own
+    )
+    num_unseen -= count - before
+    mass = num_unseen - (num_unseen_own - new_own) + TreeArrays(*unseen_own).nodes[-1]
+    return slots, count, new_own, mass if num_unseen else 0.0
+
+
+@njit(cache=True)
+def reweigh_drawn(
+    slots: IntArray,
+    new_logs: FloatArray,
+    unseen_log: float,
+    unseen_mass: float,
+    share: float,
+    learnt: Fields,
+) -> bool:
+    """``_reweigh`` of ``ReweightedPrior.learnt_fields``."""
+    prior_fields, _, tree_fields, experts, _, _, _, _, logs, shift = learnt
+    total = named_prior(prior_fields).total
+    done: bool = _reweigh(
+        slots, new_logs, logs, shift, unseen_log, unseen_mass, total, share, tree_fields, experts
+    )
+    return done
+
+
+@njit(cache=True)
 def _reweigh(
     slots: IntArray,
     new_logs: FloatArray,
@@ -166,14 +199,14 @@ def limit_outliers(
     share: float,
     hints: IntArray,
     prior_fields: Fields,
-    places: Fields,
+    places: IntArray,
     ratios: FloatArray,
     experts: Fields,
 ) -> tuple[float, float, float, FloatArray]:
     """``limit_learnt`` of clients that are there."""
     prior = named_prior(prior_fields)
     own = masses_of(prior, outliers) / prior.total
-    find_slots(HashPlaces(*places), outliers, hints)
+    find_slots(places, outliers, hints)
     found: tuple[float, float, float, FloatArray] = limit_learnt(
         learnt_shares(own, hints, ratios, experts), own, weights, share
     )
@@ -269,6 +302,31 @@ class ReweightedPrior(LogRatioMixture):
             self._tree_fields,
             self.expert_fields,
         ):
+            self._reshift()
+            self.settle()
+
+    def learnt_fields(self, more: int) -> Fields:
+        """All that a kernel needs to see up to ``more`` new clients and to reweight them, as it takes it."""
+        self.reserve(more)
+        self._make_room()
+        return (
+            self.roster.fields,
+            self.places,
+            self._tree_fields,
+            self.expert_fields,
+            self.count,
+            self.num_unseen,
+            self._unseen_own_count,
+            tuple(self._unseen_own.arrays),
+            self._logs,
+            self._shift,
+        )
+
+    def take_over(self, count: int, new_own: int, share: float, unseen_log: float, done: bool) -> None:
+        """Take over what a kernel has changed: see ``see_drawn`` and ``reweigh_drawn``."""
+        self.count, self._unseen_own_count = count, self._unseen_own_count - new_own
+        self.share, self._unseen_log = share, unseen_log
+        if not done:
             self._reshift()
             self.settle()
 

@@ -248,7 +248,7 @@ class BaseSampler(ABC):
         if not complete:
             replied = ~np.isnan(values)
             silent = cohort.clients[~replied]
-            self._miss(silent[self._roster.present(silent)])
+            self._miss(silent[self._roster.present(silent)] if self._roster.anybody_left else silent)
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)

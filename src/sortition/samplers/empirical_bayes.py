@@ -16,7 +16,7 @@ from sortition.core.designs import Design
 from sortition.core.errors import StateError
 from sortition.core.guard_settings import Guard
 from sortition.core.state import array, check, number
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
 from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, learn, miss
 from sortition.engine.clients import Roster
@@ -27,6 +27,8 @@ from sortition.samplers.privacy import NormPrivacy
 
 GUARD = Guard()
 """The guard of the default sampler unless told otherwise."""
+ROUNDING = 1e-9
+"""Prior masses that differ by no more than this, relative to each other, are equal."""
 
 
 class EmpiricalBayesSampler(BaseSampler):
@@ -61,7 +63,7 @@ class EmpiricalBayesSampler(BaseSampler):
         if prior is None and self._given_weights is not None:
             mixed = (1.0 - PRIOR_UNIFORM) * self._given_weights + PRIOR_UNIFORM / self._initial_clients
             self._roster = Roster(self._initial_clients, mixed)
-        masses = self._roster.own.values  # all clients', or none's if they are equal
+        masses = self._roster.own.values  # all clients', or none's if neither prior nor weights were given
         # what the logarithms of prior masses are relative to
         self._center = float(np.log(masses[masses > 0.0]).mean()) if len(masses) else 0.0
         self._begin()
@@ -101,58 +103,66 @@ class EmpiricalBayesSampler(BaseSampler):
         self._distribution = self._reweighted = ReweightedPrior(self._roster, share=LEAST_SHARE)
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
         self._newcomers = False  # since those never drawn followed last
+        self._compare_sizes()
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         shares = NOBODY if self._guard is None else self._guard.shares(self._distribution, self._weights)
-        slots, reweighted = self._see(cohort.clients), self._reweighted
-        logs, moved = learn(
+        learnt = self._room_for(len(cohort.clients))
+        taken = learn(
             self._people,
             self._seen,
-            slots,
             cohort.clients,
             cohort.weights,
-            log_feedback + 2.0 * math.log(self._weights.total),  # units that stay when clients join or leave
-            self._roster.fields,
+            log_feedback,
+            2.0 * math.log(self._weights.total),
             self._center,
             self._sizes_differ,
             self._cohort_size / self._roster.count,
-            reweighted.places,
-            reweighted.trees.ratios,
-            reweighted.expert_fields,
+            learnt,
             *shares,
         )
-        self._take(slots, logs, moved)
+        self._take(*taken)
 
     def _miss(self, clients: IntArray) -> None:
-        slots = self._see(clients)
-        sizes = np.log(self._roster.masses(clients)) - self._center
-        self._take(slots, *miss(self._people, self._seen, slots, sizes, self._sizes_differ))
+        learnt = self._room_for(len(clients))
+        self._take(*miss(self._people, self._seen, clients, self._center, self._sizes_differ, learnt))
 
-    def _take(self, slots: IntArray, logs: FloatArray, moved: bool) -> None:
-        """Draw by what was learnt of ``slots``; those never drawn follow if they have ``moved``."""
-        people, reweighted = self._people[0], self._reweighted
-        reweighted.share = float(people["share"])
-        unseen_log = 0.5 * float(people["stranger"])
-        reweighted.reweight_slots(slots, logs, unseen_log)
-        if (moved or self._newcomers) and self._sizes_differ and people["slope"] != 0.0:
-            self._newcomers = False
-            own = np.arange(self._roster.block, self._roster.ids)
-            self._see(own[self._roster.present(own)])
-            masses = reweighted.trees.masses[: reweighted.count]
-            never = np.flatnonzero((self._seen["tries"][: reweighted.count] == 0.0) & (masses > 0.0))
-            sizes = np.log(masses[never]) - self._center
-            reweighted.reweight_slots(never, unseen_log + 0.5 * people["slope"] * sizes, unseen_log)
-
-    @property
-    def _sizes_differ(self) -> bool:
-        return self._roster.own.size > 0
-
-    def _see(self, clients: IntArray) -> IntArray:
-        slots = self._reweighted.see(clients)
+    def _room_for(self, more: int) -> Fields:
+        """What a kernel changes, with room for ``more`` clients."""
+        learnt = self._reweighted.learnt_fields(more)
         missing = len(self._reweighted.trees.ratios) - len(self._seen)
         if missing > 0:
             self._seen = np.concatenate((self._seen, np.zeros(missing, dtype=CLIENT)))
-        return slots
+        return learnt
+
+    def _take(
+        self, count: int, new_own: int, moved: bool, share: float, unseen_log: float, done: bool
+    ) -> None:
+        """Take over what a kernel has learnt; those never drawn follow if they have ``moved``."""
+        reweighted = self._reweighted
+        reweighted.take_over(count, new_own, share, unseen_log, done)
+        if not ((moved or self._newcomers) and self._sizes_differ):
+            return
+        slope = self._people[0]["slope"]
+        if slope != 0.0:
+            self._newcomers = False
+            own = np.arange(self._roster.block, self._roster.ids)
+            own = own[self._roster.present(own)]
+            self._room_for(len(own))
+            reweighted.see(own)
+            masses = reweighted.trees.masses[: reweighted.count]
+            never = np.flatnonzero((self._seen["tries"][: reweighted.count] == 0.0) & (masses > 0.0))
+            sizes = np.log(masses[never]) - self._center
+            reweighted.reweight_slots(never, unseen_log + 0.5 * slope * sizes, unseen_log)
+
+    def _compare_sizes(self) -> None:
+        """Whether prior masses differ by more than rounding; then those never drawn follow now and then."""
+        own = self._roster.own.values
+        masses = np.concatenate((own[own > 0.0], np.ones(min(self._roster.seats, 1))))
+        self._sizes_differ = bool(masses.max() > (1.0 + ROUNDING) * masses.min())
+
+    def _membership_changed(self, weight_factor: float) -> None:
+        self._compare_sizes()
 
     def _records(self, clients: ArrayLike | None) -> tuple[IntArray, Any]:
         """The slots of ``clients``, and what is kept of them; zeros where there is no slot."""

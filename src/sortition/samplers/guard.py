@@ -56,6 +56,7 @@ MOST_REPLIES = 2**62
 Shares = tuple[IntArray, FloatArray, float, IntArray]
 """Clients, ascending, their weights, what they may hold together, and hints for their look-up."""
 NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0, np.zeros(0, dtype=np.int64))
+NO_OUTLIERS = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
 Replies = list[tuple[Cohort, FloatArray]]
 """Cohorts and the norms of the clients that replied."""
 
@@ -86,6 +87,7 @@ class GuardState:
         self._hints = np.zeros(0, dtype=np.int64)  # for their look-up
         self._hinted: Distribution | None = None  # in this distribution
         self._weighed: tuple[PriorMasses, IntArray, FloatArray, float, IntArray] | None = None
+        self._share: float | None = None  # that of the outliers as they were weighed, by the present bounds
         self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
         self._begun = False
@@ -108,7 +110,7 @@ class GuardState:
         """``norm_bound`` after these replies were judged; nothing is remembered."""
         entries, values, counters, factors, bounds = self._window
         window = entries.copy(), values.copy(), counters.copy(), factors, bounds.copy()
-        norm_window.remember(*window, cohort.clients, cohort.counts, cohort.weights, norms)
+        norm_window.remember(*window, cohort.clients, cohort.counts, cohort.weights, norms, *NO_OUTLIERS)
         return _norm_bound(window)
 
     @property
@@ -122,13 +124,21 @@ class GuardState:
         The first replies are too few to judge by. They are learnt as they are, and kept. Once there are
         enough, they are judged; if lies were among them, all are learnt again, clipped.
         """
-        anybody = norm_window.remember(*self._window, cohort.clients, cohort.counts, cohort.weights, norms)
-        before = self._outliers
-        if anybody or len(before):
+        before, self._share = self._outliers, None
+        anybody, others = norm_window.remember(
+            *self._window,
+            cohort.clients,
+            cohort.counts,
+            cohort.weights,
+            norms,
+            before,
+            self._means,
+            self._counts,
+        )
+        if others:
             self._outliers, self._means, self._counts, self._hints = norm_window.note_outliers(
                 *self._window, cohort.clients, norms, before, self._means, self._counts, self._hints
             )
-        if self._outliers is not before:
             self._weighed = None
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
@@ -181,8 +191,11 @@ class GuardState:
             self._hints, self._hinted, self._weighed = np.full(len(self._outliers), -1), distribution, None
         if self._weighed is None or self._weighed[0] is not client_weights.arrays:
             self._weighed = (client_weights.arrays, *self._weigh_outliers(client_weights))
+            self._share = None
         _, outliers, weights, weight, hints = self._weighed
-        share = self.largest_share(weight)
+        if self._share is None:
+            self._share = self.largest_share(weight)
+        share = self._share
         return (outliers, weights, share, hints) if 0.0 < share < 1.0 else NOBODY
 
     def _weigh_outliers(self, client_weights: Roster) -> tuple[IntArray, FloatArray, float, IntArray]:
@@ -208,7 +221,7 @@ class GuardState:
     def forget(self, clients: IntArray) -> None:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
         norm_window.forget(*self._window, clients)
-        self._weighed = None
+        self._weighed = self._share = None
         here = ~among(self._outliers, clients)
         self._outliers, self._means = self._outliers[here], self._means[here]
         self._counts, self._hints = self._counts[here], self._hints[here]
