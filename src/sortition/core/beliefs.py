@@ -48,6 +48,8 @@ LEAST_CHANCE = 1e-4
 """A client's chance to reply is taken to be at least this. The prior's share finds it when it returns."""
 LEAST_SPREAD = 1e-3
 """A variance between clients is taken to be at least this: one divides by it."""
+ROUNDING = 1e-9
+"""Prior masses that differ by no more than this, relative to each other, are equal."""
 LOWEST, HIGHEST = -8.0, 300.0
 """Bounds of the logarithms, relative to the level."""
 
@@ -303,7 +305,7 @@ class Beliefs:
     def _follow_strangers(self) -> None:
         """Let those never drawn follow what was learnt; if sizes differ, when many more have replied."""
         people = self.people
-        if self._c.any():
+        if np.ptp(self._c) > ROUNDING:
             if people.met < max(GROWTH * people.followed, 1.0):
                 return
             people.slope, people.followed = self._slope(), people.met

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sortition.core.beliefs import LEAST_GAIN, LEAST_SHARE, PRIOR_UNIFORM, Population
+from sortition.core.beliefs import LEAST_GAIN, LEAST_SHARE, PRIOR_UNIFORM, ROUNDING, Population
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import StateError
@@ -27,8 +27,6 @@ from sortition.samplers.privacy import NormPrivacy
 
 GUARD = Guard()
 """The guard of the default sampler unless told otherwise."""
-ROUNDING = 1e-9
-"""Prior masses that differ by no more than this, relative to each other, are equal."""
 
 
 class EmpiricalBayesSampler(BaseSampler):
