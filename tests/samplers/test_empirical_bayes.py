@@ -160,7 +160,10 @@ def test_the_kernel_equals_its_specification(
 @given(clients=st.integers(2, 60), newcomers=st.integers(0, 2), seed=st.integers(0, 99))
 @settings(max_examples=15)
 def test_equal_weights_are_as_good_as_none(clients: int, newcomers: int, seed: int) -> None:
-    """Whether they are given or not, whatever the rounding, and with newcomers of the same weight."""
+    """Whether they are given or not, whatever the rounding, and with newcomers of the same weight.
+
+    So says the specification.
+    """
     plain = EmpiricalBayesSampler(num_clients=clients, cohort_size=2, guard=None, seed=seed)
     given_weights = EmpiricalBayesSampler(
         num_clients=clients, cohort_size=2, guard=None, client_weights=np.full(clients, 1.0 / clients)
@@ -168,11 +171,15 @@ def test_equal_weights_are_as_good_as_none(clients: int, newcomers: int, seed: i
     for sampler in (plain, given_weights):
         if newcomers:
             sampler.add_clients(newcomers)
+    count = clients + newcomers
+    specification = Beliefs(np.full(count, 1.0 / count), 2)
     for _ in range(20):
         cohort = plain.draw()
         feedback = log_feedback(plain.client_weights(cohort.clients), 1.0 + cohort.clients)
         plain.learn(cohort, feedback)
         given_weights.learn(cohort, feedback)
+        specification.learn(cohort.clients, cohort.weights, feedback)
+        assert specification.probabilities() == pytest.approx(plain.probabilities(), rel=1e-9)
         assert given_weights.probabilities() == pytest.approx(plain.probabilities(), rel=1e-9)
 
 
