@@ -8,6 +8,8 @@ import pytest
 from benchmarks.hostile import COMMON, MAKERS, judge, play
 from sortition import (
     AvareSampler,
+    Cohort,
+    CohortError,
     EmpiricalBayesSampler,
     Guard,
     KVibSampler,
@@ -111,3 +113,33 @@ def test_a_prior_without_a_share() -> None:
     state = sampler.state_dict()
     with pytest.raises(StateError, match="nothing to the prior"):
         sampler.load_state_dict({**state, "log_expert_weights": np.array([0.0, -1e4])})
+
+
+def test_the_most_replies_that_a_state_may_have() -> None:
+    """The sum of two of them is no whole number of 64 bits: a search for their middle never ended."""
+    sampler = EmpiricalBayesSampler(num_clients=2000, cohort_size=100)
+    for _ in range(8):
+        cohort = sampler.draw()
+        sampler.observe(cohort, 1.0 + cohort.clients % 7)
+    state = sampler.state_dict()
+    earlier = 2**62 - state["guard.replies"]
+    sampler.load_state_dict(
+        {**state, "guard.before": state["guard.before"] + earlier, "guard.replies": 2**62}
+    )
+    for _ in range(6):  # full after five
+        cohort = sampler.draw()
+        sampler.observe(cohort, 1.0 + cohort.clients % 7)
+    assert len(sampler.state_dict()["guard.clients"]) == 500
+
+
+@pytest.mark.parametrize("client", [100, 50_000_000, -1])
+@pytest.mark.parametrize("norm", [1.0, np.nan])
+def test_a_forged_cohort_of_clients_that_do_not_exist(client: int, norm: float) -> None:
+    """A ticket is a checksum: whoever writes the state can write one that fits."""
+    sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5, guard=None)
+    sampler.draw()
+    drawn = ([1, client], [1, 1], [0.05, 0.05], [20.0, 20.0])
+    ticket = Cohort(0, 5, *drawn).checksum(sampler._name())
+    sampler.load_state_dict({**sampler.state_dict(), "open_tickets": np.array([ticket])})
+    with pytest.raises(CohortError, match="clients that do not exist"):
+        sampler.observe(Cohort(0, 5, *drawn, ticket=ticket), [1.0, norm])

@@ -269,6 +269,18 @@ def test_names_on_a_logarithmic_axis_and_more_names_than_there_is_room_for():
     assert min(many.values()) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("one", "two", "log"),
+    [(0.6931471, 0.6931472, False), (1e6 + 0.1, 1e6 + 0.5, False), (5e-324, 5e-324, True)],
+)
+def test_curves_that_are_nearly_one_have_names_and_an_axis(one: float, two: float, log: bool) -> None:
+    chart = line_chart({"a": ([1, 2], [one, one]), "b": ([1, 2], [two, two])}, "x", "y", log=log)
+    assert np.isfinite(list(names_of(chart).values())).all()
+    if not log:
+        low, high = chart["layer"][0]["encoding"]["y"]["scale"]["domain"]
+        assert low < one < two < high
+
+
 def test_deviations_of_a_stretch_are_all_in_the_band():
     mean, spread = np.zeros(10 * POINTS), np.full(10 * POINTS, 0.5)
     mean[123], spread[456] = 2.0, 7.0

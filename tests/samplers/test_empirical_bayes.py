@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -181,6 +182,39 @@ def test_equal_weights_are_as_good_as_none(clients: int, newcomers: int, seed: i
         specification.learn(cohort.clients, cohort.weights, feedback)
         assert specification.probabilities() == pytest.approx(plain.probabilities(), rel=1e-9)
         assert given_weights.probabilities() == pytest.approx(plain.probabilities(), rel=1e-9)
+
+
+def test_those_never_drawn_follow_when_the_last_of_another_size_has_left() -> None:
+    """They had got what their sizes say; they went on with it for ever."""
+    sizes = np.concatenate((np.linspace(5.0, 50.0, 20), np.ones(180)))
+    make = partial(EmpiricalBayesSampler, num_clients=200, cohort_size=5, client_weights=sizes, guard=None)
+    sampler = make()
+    for _ in range(8):
+        cohort = sampler.draw()
+        sampler.observe(cohort, 1.0 + 0.01 * cohort.clients)
+    sampler.remove_clients(np.arange(20))
+    drawn: set[int] = set()
+    for round_index in range(10):
+        cohort = sampler.draw()
+        drawn.update(cohort.clients.tolist())
+        sampler.observe(cohort, np.full(len(cohort), 30.0 * 3.0**round_index))
+    slots, records = sampler._records(np.arange(20, 200))
+    never = (slots >= 0) & (records["tries"] == 0.0)
+    assert never.sum() > 100
+    people = sampler._people[0]
+    assert people["slope"] != 0.0
+    logs = sampler._reweighted._logs[slots[never]]
+    masses = sampler._reweighted.trees.masses[slots[never]]
+    expected = 0.5 * (people["stranger"] + people["slope"] * (np.log(masses) - sampler._center))
+    assert logs == pytest.approx(expected)
+    resumed = make()
+    resumed.load_state_dict(sampler.state_dict())
+    for _ in range(5):
+        cohort = sampler.draw()
+        assert np.array_equal(resumed.draw().clients, cohort.clients)
+        for each in (sampler, resumed):
+            each.observe(cohort, 1.0 + cohort.clients)
+        assert np.array_equal(resumed.probabilities(), sampler.probabilities())
 
 
 @pytest.mark.parametrize("factor", [1.05, 1.0, 0.97, 0.9, 0.7])

@@ -67,8 +67,8 @@ from sortition.lab.problems.softmax import STEP_SIZE, digits_federation
 from sortition.lab.reports.comparison import MARKS
 from sortition.lab.reports.diagnosis_page import how_to_read
 from sortition.lab.reports.page import picture_png, picture_svg
+from sortition.lab.reports.real_page import A_QUICK_RUN, picture, real_json, real_page, summary_table, verdict
 from sortition.lab.reports.real_page import HOW_TO_READ as HOW_TO_READ_REAL
-from sortition.lab.reports.real_page import picture, real_json, real_page, summary_table, verdict
 from sortition.lab.reports.reproduction import (
     check_outputs,
     fill_page,
@@ -533,13 +533,13 @@ def _run_real(
     widen(console, 230)
     console.print(summary_table(results))
     console.print(HOW_TO_READ_REAL)
-    console.print("\n".join(verdict(results)))
+    console.print("\n".join([A_QUICK_RUN, *verdict(results)] if quick else verdict(results)))
     write_text(target / "real.json", real_json(results))
     for name in names:
         own = [result for result in results if result.cell.federation == name]
         (target / f"{name}.svg").write_bytes(picture_svg(picture(own)))
     made_by = origins_in_words(origins_of(tasks, target))
-    write_text(target / "real.html", real_page(results, diagnoses(tasks, target), made_by))
+    write_text(target / "real.html", real_page(results, diagnoses(tasks, target), made_by, quick=quick))
     typer.echo(f"Report: {(target / 'real.html').resolve()}")
 
 

@@ -174,6 +174,26 @@ def _masses(clients: IntArray, block: int, own: FloatArray) -> FloatArray:
 
 
 @njit(cache=True)
+def all_known(clients: IntArray, ids: int) -> bool:
+    """Whether all are from 0 to ``ids`` - 1."""
+    for client in clients:  # noqa: SIM110 - numba has no generator expressions
+        if not 0 <= client < ids:
+            return False
+    return True
+
+
+@njit(cache=True)
+def masses_differ(masses: FloatArray, least: float, largest: float, rounding: float) -> bool:
+    """Whether masses above 0 and these two differ by more than rounding."""
+    for mass in masses:
+        if mass > 0.0:
+            least, largest = min(least, mass), max(largest, mass)
+            if largest > (1.0 + rounding) * least:
+                return True
+    return False
+
+
+@njit(cache=True)
 def all_replied(norms: FloatArray) -> bool:
     """Whether all norms are finite and not negative: none is wrong, and none is nan, for no reply."""
     for norm in norms:  # noqa: SIM110 - numba has no generator expressions

@@ -81,7 +81,7 @@ def _smallest(numbers: IntArray, rank: int) -> int:
     """The number of that rank, by bisection: it has no branch to guess, and takes half as long as a sort."""
     low, high = numbers.min(), numbers.max()
     while low < high:
-        middle, below = (low + high) // 2, 0
+        middle, below = low + (high - low) // 2, 0  # a sum could overflow
         for number in numbers:
             below += number <= middle
         if below < rank:

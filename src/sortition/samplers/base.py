@@ -33,7 +33,7 @@ from sortition.core.validation import (
 )
 from sortition.core.variance import log_feedback as log_feedback_of
 from sortition.engine.capped import Capped
-from sortition.engine.clients import Roster, all_replied
+from sortition.engine.clients import Roster, all_known, all_replied
 from sortition.engine.compiling import tell_who_waits
 from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
 from sortition.samplers.guard import GuardState
@@ -336,6 +336,8 @@ class BaseSampler(ABC):
                 f"cohort of round {cohort.round_index} was not drawn by this sampler, or was changed since; "
                 "pass it back as drawn, with nan as the norm of a client that did not reply"
             )
+        if not all_known(cohort.clients, self._roster.ids):  # a state and a cohort from somebody else
+            raise CohortError(f"cohort of round {cohort.round_index} has clients that do not exist")
 
     # Joining and leaving -----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from sortition.core.state import array, check, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
 from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, learn, miss
-from sortition.engine.clients import Roster
+from sortition.engine.clients import Roster, masses_differ
 from sortition.engine.reweighted import ReweightedPrior
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import NOBODY
@@ -101,7 +101,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._distribution = self._reweighted = ReweightedPrior(self._roster, share=LEAST_SHARE)
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
         self._newcomers = False  # since those never drawn followed last
-        self._compare_sizes()
+        self._membership_changed(1.0)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         shares = NOBODY if self._guard is None else self._guard.shares(self._distribution, self._weights)
@@ -153,14 +153,14 @@ class EmpiricalBayesSampler(BaseSampler):
             sizes = np.log(masses[never]) - self._center
             reweighted.reweight_slots(never, unseen_log + 0.5 * slope * sizes, unseen_log)
 
-    def _compare_sizes(self) -> None:
-        """Whether prior masses differ by more than rounding; then those never drawn follow now and then."""
-        own = self._roster.own.values
-        masses = np.concatenate((own[own > 0.0], np.ones(min(self._roster.seats, 1))))
-        self._sizes_differ = bool(masses.max() > (1.0 + ROUNDING) * masses.min())
+    @property
+    def _sizes_differ(self) -> bool:
+        """Whether those never drawn follow by their sizes: these differ, or did when they followed last."""
+        return self._masses_differ or self._people["slope"][0] != 0.0
 
     def _membership_changed(self, weight_factor: float) -> None:
-        self._compare_sizes()
+        equal = (1.0, 1.0) if self._roster.seats else (math.inf, 0.0)
+        self._masses_differ = masses_differ(self._roster.own.values, *equal, ROUNDING)
 
     def _records(self, clients: ArrayLike | None) -> tuple[IntArray, Any]:
         """The slots of ``clients``, and what is kept of them; zeros where there is no slot."""

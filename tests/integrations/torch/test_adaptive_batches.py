@@ -115,6 +115,17 @@ def test_the_mean_weighs_and_keeps_gradients() -> None:
     assert losses.grad.numpy() == pytest.approx(ticket.weights / B)
 
 
+def test_a_mean_without_gradients_leaves_the_others_theirs() -> None:
+    sampler = make()
+    list(sampler)
+    first, second, *_ = sampler.tickets()
+    with torch.inference_mode():
+        first.mean(torch.ones(B))
+    losses = torch.ones(B, requires_grad=True)
+    second.mean(losses * 2.0).backward()
+    assert losses.grad is not None
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_batch_has_its_own_weights_over_its_own_size(dtype: Any) -> None:
     """The last batch is smaller; of an epoch that was loaded in its middle, too."""

@@ -57,10 +57,12 @@ class EpochPlan:
         """A batch's weights over its size; the first step of an epoch converts those of all its batches."""
         shares = self._shares.get((dtype, device))
         if shares is None:
-            exact, last = torch.tensor(self.weights), len(self.weights) // self.batch_size * self.batch_size
-            exact[:last] /= self.batch_size
-            exact[last:] /= len(self.weights) - last
-            shares = torch.split(exact.to(device=device, dtype=dtype), self.batch_size)
+            last = len(self.weights) // self.batch_size * self.batch_size
+            with torch.inference_mode(False):  # a later step may need gradients
+                exact = torch.tensor(self.weights)
+                exact[:last] /= self.batch_size
+                exact[last:] /= len(self.weights) - last
+                shares = torch.split(exact.to(device=device, dtype=dtype), self.batch_size)
             self._shares[dtype, device] = shares
         return shares[position]
 

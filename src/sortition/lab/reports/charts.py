@@ -102,8 +102,9 @@ def line_chart(
     if log:
         y_axis["scale"] = {"type": "log", "nice": False}
         known = np.concatenate([[target or np.nan], *(curve.mean for curve in curves)])
-        if np.isfinite(known).any():  # a little room on both sides, or a line at the edge is cut
-            low, high = np.nanmin(known), np.nanmax(known)
+        known = known[np.isfinite(known) & (known > 0.0)]
+        if len(known):  # a little room on both sides, or a line at the edge is cut
+            low, high = known.min(), known.max()
             y_axis["scale"]["domain"] = [short(0.9 * low), short(1.1 * high)]
             if high > MANY_DECADES * low:
                 y_axis["axis"] = _DECADES
@@ -231,7 +232,7 @@ def _linear_scale(curves: list[Series], target: float | None) -> dict[str, Any]:
     if not len(known):
         return {"zero": False}
     low, high = float(known.min()), float(known.max())
-    room = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    room = max(0.05 * (high - low), 1e-5 * max(abs(low), abs(high))) or 1.0  # more than rounding
     return {"domain": [short(low - room), short(high + room)], "nice": False, "zero": False}
 
 
@@ -239,6 +240,8 @@ def _pixel(value: float, scale: dict[str, Any], height: int) -> float:
     """How far below the top of a panel a value lies."""
     bend = np.log if scale.get("type") == "log" else np.asarray
     low, high = (float(bend(end)) for end in scale["domain"])
+    if not high > low:
+        return 0.5 * height
     return float(height * np.clip((high - float(bend(value))) / (high - low), 0.0, 1.0))
 
 

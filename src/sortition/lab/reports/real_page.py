@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +32,14 @@ HOW_TO_READ = (
     "Client trainings to a target held-out loss, over those of size-proportional FedAvg (with replacement): "
     "lower is better. The target is the loss that this reference has after 80% of the rounds. Step sizes of "
     "clients and server are tuned for each method with the same number of runs, on other seeds. Brackets are "
-    "95% intervals over the seeds (jackknife); those of the other methods are in the tables below. A dash: "
-    "the target was not reached. With weights 1/M the reference draws uniformly, with replacement. "
-    "size-our-steps is the reference at the steps that were tuned for the recommended setting: a control. "
-    "SCAFFOLD has a memory of its own, so the recommended setting is without one there. Rounds of full "
-    "participation are the least that any unbiased choice of clients can hope for."
+    "95% intervals over the seeds (jackknife); those of the other methods are in the page's own tables. A "
+    "dash: the target was not reached. Empty: not run. With weights 1/M the reference draws uniformly, with "
+    "replacement. size-our-steps is the reference at the steps that were tuned for the recommended setting: "
+    "a control. SCAFFOLD has a memory of its own, so the recommended setting is without one there. Rounds of "
+    "full participation are the least that any unbiased choice of clients can hope for."
+)
+A_QUICK_RUN = (
+    "A quick run, to see that it works: with so few rounds and seeds its figures and intervals say little."
 )
 COLUMNS = [
     "method",
@@ -70,15 +74,14 @@ def ratio_text(ratio: float | None, interval: tuple[float, float] | None) -> str
     return f"{ratio:.2f}" + ("" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]")
 
 
-def summary_columns() -> list[str]:
-    """Of the table over all cells."""
+def summary(results: Sequence[CellResult]) -> list[list[str]]:
+    """The table over all cells: its columns, a row for each cell, the geometric means.
+
+    Intervals of the recommended setting only, which are many numbers already. A column that is empty in every
+    cell is left out.
+    """
     best = ["best unbiased rival", "recommended over it"]
-    return ["federation", "condition", SHOWN[0], *best, *SHOWN[1:], "full (rounds)"]
-
-
-def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
-    """A row for each cell; intervals of the recommended setting only, which are many numbers already."""
-    rows = []
+    rows = [["federation", "condition", SHOWN[0], *best, *SHOWN[1:], "full (rounds)"]]
     for result in results:
         known = {score.method: score for score in result.scores}
         full, base = known.get(FULL_PARTICIPATION), known[BASE]
@@ -95,7 +98,11 @@ def summary_rows(results: Sequence[CellResult]) -> list[list[str]]:
                 "" if full is None else ratio_text(rounds, None),
             ]
         )
-    return rows
+    means = geometric_means(results)
+    shown = [ratio_text(means[name].ratio, None) if name in means else "" for name in SHOWN]
+    rows.append(["geometric mean", "K/M from 5%", shown[0], "", "", *shown[1:], ""])
+    filled = [any(row[i] for row in rows[1:-1]) for i in range(len(rows[0]))]
+    return [list(compress(row, filled)) for row in rows]
 
 
 def _ratio_of(score: MethodScore | None, *, interval: bool) -> str:
@@ -191,22 +198,24 @@ def verdict(results: Sequence[CellResult]) -> list[str]:
 def summary_table(results: Sequence[CellResult]) -> Table:
     """For the terminal."""
     table = Table(title="client trainings to the target, over size-proportional FedAvg")
-    for column in summary_columns():
+    columns, *cells, means = summary(results)
+    for column in columns:
         table.add_column(column, overflow="fold")
-    for row in summary_rows(results):
+    for row in cells:
         table.add_row(*row)
-    means = geometric_means(results)
     table.add_section()
-    shown = [ratio_text(means[name].ratio, None) if name in means else "" for name in SHOWN]
-    table.add_row("geometric mean", "K/M from 5%", shown[0], "", "", *shown[1:])
+    table.add_row(*means)
     return table
 
 
-def real_page(results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str, Any]], made_by: str) -> str:
+def real_page(
+    results: Sequence[CellResult], diagnoses: Mapping[str, Mapping[str, Any]], made_by: str, *, quick: bool
+) -> str:
     """The page."""
     page = Page("Real federations", f"Trained with {made_by}.")
-    page.bullets(verdict(results))
-    page.table(summary_columns(), summary_rows(results))
+    page.bullets([A_QUICK_RUN, *verdict(results)] if quick else verdict(results))
+    columns, *rows = summary(results)
+    page.table(columns, rows)
     page.table(
         ["method", "kind", "geometric mean", "cells", "target not reached"],
         [
@@ -317,7 +326,7 @@ def picture(results: Sequence[CellResult]) -> dict[str, Any]:
         },
         "Left of the dashed line a method needs fewer client trainings than size-proportional FedAvg. Lines "
         "are 95% intervals. Orange is ours, blue an ablation, green an unbiased rival, grey a biased one, "
-        "black the reference at our steps.",
+        "black (white on a dark page) the reference at our steps.",
     )
 
 
