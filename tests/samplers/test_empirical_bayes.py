@@ -187,6 +187,7 @@ def test_equal_weights_are_as_good_as_none(clients: int, newcomers: int, seed: i
 def test_those_never_drawn_follow_when_the_last_of_another_size_has_left() -> None:
     """They had got what their sizes say; they went on with it for ever."""
     sizes = np.concatenate((np.linspace(5.0, 50.0, 20), np.ones(180)))
+    sizes /= sizes.sum()
     make = partial(EmpiricalBayesSampler, num_clients=200, cohort_size=5, client_weights=sizes, guard=None)
     sampler = make()
     for _ in range(8):
