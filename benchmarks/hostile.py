@@ -188,13 +188,12 @@ def recorded(path: Path, rounds: int) -> None:
 
 def forge(path: Path, rows: list[tuple[Any, ...]], number: int, values: dict[str, Any]) -> None:
     """Write ``values`` into a row, and right checksums into all."""
-    connection, previous = sqlite3.connect(path), b""
-    with connection:
+    previous = b""
+    with closing(sqlite3.connect(path)) as connection, connection:
         for row in rows:
             payload = pack(values) if row[0] == number else row[4]
             previous = checksum(previous, *row[:4], payload)
             connection.execute("REPLACE INTO events VALUES (?, ?, ?, ?, ?, ?)", (*row[:4], payload, previous))
-    connection.close()
 
 
 QUESTIONS: dict[str, Callable[[Path], object]] = {

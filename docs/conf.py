@@ -66,6 +66,7 @@ nitpick_ignore_regex = [
     ("py:.*", "|".join(ALIASES)),
     ("py:.*", r"sortition\.(engine|ledger\.store|samplers\.static\.StaticSampler)\b.*"),
     ("py:.*", r"sortition\.lab\.(arena\.environments\.ProblemFactory|diagnosis\.findings\.Heterogeneity)"),
+    ("py:.*", r"sortition\.integrations\.torch\.adaptive_batches\.EpochPlan"),
 ]
 
 

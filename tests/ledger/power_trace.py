@@ -126,6 +126,7 @@ class Reader:
     def steps(self, lines: list[str]) -> Iterator[Step]:
         """What was done, in order; calls that failed or did not return did nothing."""
         begun: dict[str, str] = {}
+        program = lines[0].split(" ", 1)[0]
         for line in lines:
             process = line.split(" ", 1)[0]
             if line.endswith("<unfinished ...>"):
@@ -135,13 +136,14 @@ class Reader:
                 line = begun.pop(process) + line.split("resumed>", 1)[1]
             found = _CALL.match(line)
             if found is not None and found[4] != "?" and int(found[4]) >= 0:
-                yield from self._step(found[2], found[3], int(found[4]))
+                yield from self._step(found[2], found[3], int(found[4]), speaks=process == program)
 
-    def _step(self, call: str, arguments: str, result: int) -> Iterator[Step]:
+    def _step(self, call: str, arguments: str, result: int, *, speaks: bool) -> Iterator[Step]:
         texts = [_bytes(text) for text, _ in _TEXT.findall(arguments)]
         target = _FILE.match(arguments)
         if call == "write" and arguments.startswith("1<"):
-            yield Mark(texts[0].decode().strip())
+            if speaks:  # not what a program says that was started by an import
+                yield Mark(texts[0].decode().strip())
             return
         if target is not None and call not in ("openat", "openat2"):
             path = _bytes(target[2])
