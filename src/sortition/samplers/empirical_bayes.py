@@ -101,7 +101,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._distribution = self._reweighted = ReweightedPrior(self._roster, share=LEAST_SHARE)
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
         self._newcomers = False  # since those never drawn followed last
-        self._membership_changed(1.0)
+        self._compare_sizes()
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         shares = NOBODY if self._guard is None else self._guard.shares(self._distribution, self._weights)
@@ -158,9 +158,12 @@ class EmpiricalBayesSampler(BaseSampler):
         """Whether those never drawn follow by their sizes: these differ, or did when they followed last."""
         return self._masses_differ or self._people["slope"][0] != 0.0
 
-    def _membership_changed(self, weight_factor: float) -> None:
-        equal = (1.0, 1.0) if self._roster.seats else (math.inf, 0.0)
+    def _compare_sizes(self) -> None:
+        equal = (1.0, 1.0) if self._roster.seats else (math.inf, 0.0)  # those without a mass of their own
         self._masses_differ = masses_differ(self._roster.own.values, *equal, ROUNDING)
+
+    def _membership_changed(self, weight_factor: float) -> None:
+        self._compare_sizes()
 
     def _records(self, clients: ArrayLike | None) -> tuple[IntArray, Any]:
         """The slots of ``clients``, and what is kept of them; zeros where there is no slot."""
