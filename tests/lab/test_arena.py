@@ -409,6 +409,21 @@ def test_errors_are_one_line_and_status_2(arguments, said):
         assert word in result.stderr
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ["--samplers", "nowhere:best"],
+        ["--mode", "closed"],
+        ["--mode", "vectors", "--environments", "few-heavy"],
+        ["--designs", "fixed_size"],
+    ],
+)
+def test_what_is_refused_leaves_no_directory(refused, tmp_path):
+    out = tmp_path / "new" / "out"
+    assert invoke(*QUICK, *refused, "--out", str(out)).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_environments_without_training_are_named_when_closed_loop_leaves_them_out():
     result = invoke(
         "arena",

@@ -340,10 +340,12 @@ class TestCommand:
             raise DataError(f"{name} is not installed")
 
         monkeypatch.setattr(real, "federation", missing)
-        result = self.invoke("--real", "--federations", "toy", "--out", str(tmp_path))
+        out = tmp_path / "out"
+        result = self.invoke("--real", "--federations", "toy", "--out", str(out))
         assert (result.exit_code, result.stderr) == (2, "sortition: toy is not installed\n")
-        result = self.invoke("--real", "--out", str(tmp_path))
+        result = self.invoke("--real", "--out", str(out))
         assert (result.exit_code, "no federation has its data installed" in result.stderr) == (2, True)
+        assert not out.exists()
 
     def test_what_is_missing_is_left_out(self, monkeypatch):
         known = real.federation

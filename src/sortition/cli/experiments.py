@@ -787,7 +787,8 @@ def reproduce_command(
             "pages are filled by a run of everything: 'all' in both variants, and not --quick.",
             param_hint="'--docs'",
         )
-    target = out or Path("reproduction-quick" if quick else "reproduction")
+    target = writable_directory(out or Path("reproduction-quick" if quick else "reproduction"))
+    assert target is not None
     scale = QUICK if quick else FULL
     variants = VARIANTS if variant == "both" else (cast(Variant, variant),)
     check_outputs([target / name for name in figures], quick)

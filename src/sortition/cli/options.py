@@ -102,16 +102,15 @@ ReportFile = Annotated[
 
 
 def writable_directory(path: Path | None) -> Path | None:
-    """Make a directory, and check that files can be written there."""
+    """Check that files can be written in this directory; it is made only when there is something to write."""
     if path is None:
         return None
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        made = True
-    except OSError:
-        made = False
-    if not made or not can_be_written_to(path):
-        raise typer.BadParameter(f"expected a directory that can be written to, got {str(path)!r}.")
+    whole = path.absolute()
+    there = next(each for each in (whole, *whole.parents) if os.path.exists(each))
+    if not can_be_written_to(there):
+        raise typer.BadParameter(
+            f"expected a directory that can be written to, got {str(path)!r}.", param_hint="'--out'"
+        )
     return path
 
 
@@ -125,8 +124,9 @@ def can_be_written_to(directory: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file; its path is in the error even if the disk is full."""
+    """Write a file, and make its directory; its path is in the error even if the disk is full."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None

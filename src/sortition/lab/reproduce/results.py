@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,17 +79,10 @@ def plan(
     scale: Scale = FULL,
     data: Path | None = None,
 ) -> Plan:
-    """Plan the runs, and check everything that can be wrong; nothing is run, and only ``out`` is created."""
+    """Plan the runs, and check everything that can be wrong; nothing is run, and nothing is written."""
     sources, digests = _look_at_images(data) if "fig6" in names else ({}, {})
     figures = tuple(figure(name, variants, scale, digests) for name in names)
-    directory = out / "runs"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"the output directory {str(out)!r} can't be created ({error.strerror})") from None
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise DataError(f"the output directory {str(out)!r} can't be written to")
-    store = RunStore(directory)
+    store = RunStore(out / "runs")
     wanted = dict.fromkeys(  # each once
         run
         for each in figures
