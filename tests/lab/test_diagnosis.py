@@ -436,6 +436,14 @@ class TestPilots:
         found = train_pilots(lower, CHOICES, K, step_size=0.1, num_rounds=40)
         assert all(0.0 < pilot.ratio < math.inf for pilot in found.values())
 
+    def test_what_was_not_trained_is_named(self):
+        found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=20)
+        trained = {row.choice for row in found.rows if row.pilot is not None}
+        assert trained == {row.choice for row in found.rows} - {BEST}
+        assert "'best possible' is not trained" in repr(found)
+        predicted = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=20, pilots=False)
+        assert "'best possible' is not trained" not in repr(predicted)
+
     def test_training_that_goes_nowhere_has_no_pilots(self):
         still = Toy()
         still.loss = lambda model: 1.0

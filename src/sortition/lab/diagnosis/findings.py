@@ -444,7 +444,11 @@ class Diagnosis:
             said = [
                 "In pilots every choice was trained several times, at the step that suits it: rounds over "
                 "those of uniform sampling, with a standard error. The rounds at tuned steps are a mean of "
-                "these and of what the noise predicts, by their precision, and its 95% interval."
+                "these and of what the noise predicts, by their precision, and its 95% interval.",
+                "'best possible' is not trained, only predicted: a choice that was trained can be ahead of "
+                "it.",
+                "sortition compare --tune trains several federations, at steps that are factors of 2 apart "
+                "(here 1.4): so its ratios differ.",
             ]
         else:
             said = [
