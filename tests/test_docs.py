@@ -180,6 +180,18 @@ def test_the_program_against_lies_prints_what_the_page_says(
         assert line in text_of(page)
 
 
+def test_the_program_of_the_mini_batches_runs_and_learns() -> None:
+    torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+    page = HOW_TO / "mini-batches.md"
+    torch.manual_seed(0)
+    scope: dict[str, Any] = {}
+    exec(compile(programs(page)[0], str(page), "exec"), scope)
+    points, labels = scope["dataset"].tensors
+    right = (scope["head"](scope["body"](points)).argmax(dim=1) == labels).float().mean()
+    assert right > 0.9
+    assert scope["sampler"].probabilities().max() > 2.0 / len(points)  # some examples are drawn more often
+
+
 @pytest.mark.parametrize("name", ["defences", "run-record", "flower-names"])
 def test_the_programs_of_the_reference_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
