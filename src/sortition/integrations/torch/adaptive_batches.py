@@ -75,9 +75,11 @@ class BatchTicket:
     """
 
     epoch: int
+    """The number of the epoch, from 0."""
     position: int
     """The number of the batch in its epoch, from 0."""
     examples: IntArray
+    """The numbers of its examples in the data set."""
     weights: FloatArray
     r""":math:`1 / (n p_i)`, times the number of ranks: about one each with uniform p."""
     _plan: EpochPlan = field(repr=False)
