@@ -775,7 +775,7 @@ def reproduce_command(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Also fill the marked blocks of this Markdown page; may be repeated. Only for 'all' in full.",
+            help="Fill the marked blocks of this Markdown page, too (only for 'all' in full); may be repeated.",
         ),
     ] = None,
 ) -> None:
