@@ -775,7 +775,7 @@ def reproduce_command(
             metavar="FILE",
             exists=True,
             dir_okay=False,
-            help="Fill the marked blocks of this Markdown page, too (only for 'all' in full); may be repeated.",
+            help="Fill the marked blocks of this page, too (for 'all' in full only); may be repeated.",
         ),
     ] = None,
 ) -> None:
