@@ -192,7 +192,7 @@ def test_the_program_of_the_mini_batches_runs_and_learns() -> None:
     assert scope["sampler"].probabilities().max() > 2.0 / len(points)  # some examples are drawn more often
 
 
-@pytest.mark.parametrize("name", ["defences", "run-record", "flower-names"])
+@pytest.mark.parametrize("name", ["defences", "run-record", "flower-names", "comparing"])
 def test_the_programs_of_the_reference_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
