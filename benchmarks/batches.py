@@ -50,6 +50,7 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.stats import binom
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -697,7 +698,9 @@ def timing(options: argparse.Namespace) -> None:
     """What a step takes with its batch: an epoch of plain steps, one of adaptive steps, and so on.
 
     Not step by step in turns: what only every other step uses is no longer in the processor's cache. Of each
-    epoch the lower quartile and the median are taken, and of these the median over all epochs.
+    epoch the lower quartile and the median of its steps are taken. Differences are those of neighbouring
+    epochs; printed is their median, with an interval that holds the true one with 95%. It is the time of the
+    processor, in which other programs on the machine do not count; the clock's is printed, too.
     """
     torch.set_num_threads(1)
     images, labels, _, _ = fashion(False, 1, options.data)
@@ -707,7 +710,7 @@ def timing(options: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     usual = DataLoader(data, batch_size=BATCH, shuffle=True)
     own = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
-    now = time.perf_counter
+    now, clock = time.thread_time, time.perf_counter
 
     def plain(batch: Any) -> list[float]:
         x, y = batch
@@ -734,28 +737,48 @@ def timing(options: argparse.Namespace) -> None:
         optimizer.step()
         return marks
 
-    def epoch(loader: Any, step: Callable[[Any], list[float]], share: float) -> FloatArray:
-        """Microseconds of a step, of its batch and, spread over all steps, of the plan; then of the parts."""
+    def epoch(loader: Any, step: Callable[[Any], list[float]]) -> FloatArray:
+        """Microseconds of steps, of their batches, what the first of both took longer, over all steps; parts.
+
+        Lower quartiles are in the first row, medians in the second. The last column is the clock's.
+        """
         taken, batches = [], iter(loader)
         for _ in range(len(loader)):
-            asked = now()
+            begun, asked = clock(), now()
             batch = next(batches)
             loaded = now()
             marks = step(batch)
-            taken.append([now() - loaded, loaded - asked, *np.diff(marks)])
-        first, rest = taken[0], np.percentile(taken[1:], share, axis=0)
-        return 1e6 * np.array([*rest[:2], (first[1] - rest[1]) / len(taken), *rest[2:]])
+            taken.append([now() - loaded, loaded - asked, 0.0, *np.diff(marks), clock() - begun])
+        rows = np.percentile(taken[1:], (25, 50), axis=0)
+        rows[:, 2] = (taken[0][0] + taken[0][1] - rows[:, 0] - rows[:, 1]) / len(taken)
+        return 1e6 * rows
 
-    for what, share in (("lower quartiles", 25), ("medians", 50)):
-        pairs = [(epoch(usual, plain, share), epoch(own, adaptive, share)) for _ in range(options.repeats)]
-        ours = np.median([pair[1] for pair in pairs], axis=0)
-        extra = [pair[1][:3] - pair[0] for pair in pairs]
+    both = {RR: partial(epoch, usual, plain), ADAPTIVE: partial(epoch, own, adaptive)}
+    found: dict[str, list[FloatArray]] = {name: [] for name in both}
+    for repeat in range(options.repeats + 1):
+        for name in (RR, ADAPTIVE) if repeat % 2 else (ADAPTIVE, RR):
+            result = both[name]()
+            if repeat:  # the first epochs compile and learn the first norms
+                found[name].append(result)
+    for which, what in enumerate(("lower quartiles", "medians")):
+        theirs, ours = (np.array(found[name])[:, which] for name in (RR, ADAPTIVE))
+        extra = ours[:, :3] - theirs[:, :3]
         step, batch, plan = np.median(extra, axis=0)
+        low, high = median_interval(extra.sum(axis=1))
+        norms, observe, mean = np.median(ours, axis=0)[3:6]
         print(
-            f"{what}: an adaptive step and its batch take {ours[0]:.0f} and {ours[1]:.0f} us, "
-            f"{np.median(np.sum(extra, axis=1)):+.0f} in all: step {step:+.0f} (norms {ours[3]:.0f}, "
-            f"observe {ours[4]:.0f}, mean {ours[5]:.0f}), batch {batch:+.0f}, plan {plan:+.0f}"
+            f"{what}: a plain step and its batch take {np.median(theirs[:, :2].sum(axis=1)):.0f} us, adaptive "
+            f"{np.median(extra.sum(axis=1)):+.0f} [{low:+.0f}, {high:+.0f}]: step {step:+.0f} (norms "
+            f"{norms:.0f}, observe {observe:.0f}, mean {mean:.0f}), batch {batch:+.0f}, first of an epoch "
+            f"{plan:+.0f}; by the clock {np.median(ours[:, -1] - theirs[:, -1] + extra[:, 2]):+.0f}"
         )
+
+
+def median_interval(values: FloatArray) -> tuple[float, float]:
+    """Two of the values that hold the median between them with a probability of 95% (the signs' test)."""
+    ordered = np.sort(values)
+    outside = max(int(binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
+    return float(ordered[outside]), float(ordered[-1 - outside])
 
 
 def figure(options: argparse.Namespace) -> None:
@@ -858,7 +881,7 @@ def main() -> None:
     for name in ("softmax", "decay", "squares", "cnn"):
         made[name].add_argument("--seeds", type=int, default=10)
     made["cnn"].add_argument("--rows", default="", help="separated by ;")
-    made["time"].add_argument("--repeats", type=int, default=20)
+    made["time"].add_argument("--repeats", type=int, default=40)
     made["figure"].add_argument("--svg", type=Path, required=True)
     options = parser.parse_args()
     options.run(options)
