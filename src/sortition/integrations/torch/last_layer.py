@@ -101,7 +101,8 @@ def _numbers(values: Tensor) -> Tensor:
 def _few_on_cpu(logits: Tensor, targets: Tensor, features: Tensor) -> bool:
     """Whether ``softmax_norms`` can take them, and is the faster way."""
     return (
-        logits.numel() <= FEW
+        not torch.compiler.is_compiling()
+        and logits.numel() <= FEW
         and type(logits) is type(targets) is type(features) is Tensor
         and logits.is_cpu
         and targets.is_cpu
@@ -109,7 +110,6 @@ def _few_on_cpu(logits: Tensor, targets: Tensor, features: Tensor) -> bool:
         and logits.dtype in PRECISE
         and features.dtype == logits.dtype
         and targets.dtype == torch.int64
-        and not torch.compiler.is_compiling()
     )
 
 
