@@ -27,7 +27,7 @@ most frequent one), 6 epochs. All samplers have RR's step: that of ``CNN_STEPS``
 at the end, on seed 0. Differences to RR are paired by seed; the initial model is that of the seed.
 
 *time*: what tickets, norms of the last layer and the plan of an epoch add to a step of that CNN with its
-batch, plain and adaptive epochs in turns.
+batch, short blocks of plain and of adaptive steps in turns.
 
 The released sampler is "adaptive". "EB-rr" is importance reshuffling by the probabilities of the default
 sampler, "SM-rr" by running means of squares with the constants of ``RunningMeans``. The others draw with
@@ -50,6 +50,7 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.stats import binom
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -693,11 +694,19 @@ def cnn(options: argparse.Namespace) -> None:
 # Time and figure -----------------------------------------------------------------------------------------
 
 
-def timing(options: argparse.Namespace) -> None:
-    """What a step takes with its batch: an epoch of plain steps, one of adaptive steps, and so on.
+BLOCK, WARM = 25, 3
+"""Steps of a kind in a row, and how many of these only fill the processor's caches."""
 
-    Not step by step in turns: what only every other step uses is no longer in the processor's cache. Of each
-    epoch the lower quartile and the median are taken, and of these the median over all epochs.
+
+def timing(options: argparse.Namespace) -> None:
+    """What a step takes with its batch: blocks of plain and of adaptive steps in turns.
+
+    Not step by step: what only every other step uses is no longer in the processor's cache. Not whole epochs:
+    the machine changes meanwhile. Of each block the lower quartile and the median of its steps are taken.
+    Differences are those of neighbouring blocks; printed is their median, with an interval that holds the
+    true one with 95%. The first step of an epoch is apart: what it takes longer is spread over its epoch. It
+    is the time of the processor, in which other programs do not count; the clock's is printed, too, and that
+    of the parts.
     """
     torch.set_num_threads(1)
     images, labels, _, _ = fashion(False, 1, options.data)
@@ -707,7 +716,7 @@ def timing(options: argparse.Namespace) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     usual = DataLoader(data, batch_size=BATCH, shuffle=True)
     own = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
-    now = time.perf_counter
+    now, clock = time.thread_time, time.perf_counter
 
     def plain(batch: Any) -> list[float]:
         x, y = batch
@@ -722,40 +731,60 @@ def timing(options: argparse.Namespace) -> None:
         features = model.body(x)
         logits = model.head(features)
         losses = nn.functional.cross_entropy(logits, y, reduction="none")
-        marks = [now()]
+        marks = [clock()]
         norms = last_layer_norms(logits, y, features)
-        marks.append(now())
+        marks.append(clock())
         ticket.observe(norms)
-        marks.append(now())
+        marks.append(clock())
         mean = ticket.mean(losses)
-        marks.append(now())
+        marks.append(clock())
         optimizer.zero_grad()
         mean.backward()
         optimizer.step()
         return marks
 
-    def epoch(loader: Any, step: Callable[[Any], list[float]], share: float) -> FloatArray:
-        """Microseconds of a step, of its batch and, spread over all steps, of the plan; then of the parts."""
-        taken, batches = [], iter(loader)
-        for _ in range(len(loader)):
-            asked = now()
-            batch = next(batches)
-            loaded = now()
-            marks = step(batch)
-            taken.append([now() - loaded, loaded - asked, *np.diff(marks)])
-        first, rest = taken[0], np.percentile(taken[1:], share, axis=0)
-        return 1e6 * np.array([*rest[:2], (first[1] - rest[1]) / len(taken), *rest[2:]])
+    def endless(loader: Any, step: Callable[[Any], list[float]]) -> Iterator[tuple[bool, FloatArray]]:
+        """Steps: whether one is the first of its epoch; microseconds of all, the batch, the clock, parts."""
+        while True:
+            batches = iter(loader)
+            for k in range(len(loader)):
+                begun, asked = clock(), now()
+                batch = next(batches)
+                loaded = now()
+                marks = step(batch)
+                done = now()
+                yield k == 0, 1e6 * np.array([done - asked, loaded - asked, clock() - begun, *np.diff(marks)])
 
-    for what, share in (("lower quartiles", 25), ("medians", 50)):
-        pairs = [(epoch(usual, plain, share), epoch(own, adaptive, share)) for _ in range(options.repeats)]
-        ours = np.median([pair[1] for pair in pairs], axis=0)
-        extra = [pair[1][:3] - pair[0] for pair in pairs]
-        step, batch, plan = np.median(extra, axis=0)
+    ways = {RR: endless(usual, plain), ADAPTIVE: endless(own, adaptive)}
+    blocks: dict[str, list[FloatArray]] = {name: [] for name in ways}
+    firsts: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(options.repeats):
+        for name in (RR, ADAPTIVE) if repeat % 2 else (ADAPTIVE, RR):
+            taken = [next(ways[name]) for _ in range(BLOCK)]
+            rest = [numbers for first, numbers in taken[WARM:] if not first]
+            blocks[name].append(np.percentile(rest, (25, 50), axis=0))
+            if repeat:
+                firsts[name] += [numbers[0] - blocks[name][-1][1, 0] for first, numbers in taken if first]
+    plan = (np.median(firsts[ADAPTIVE]) - np.median(firsts[RR])) / len(own)
+    for which, what in enumerate(("lower quartiles", "medians")):
+        theirs, ours = (np.array(blocks[name])[:, which] for name in (RR, ADAPTIVE))
+        extra = ours[:, :3] - theirs[:, :3]
+        low, high = plan + median_interval(extra[:, 0])
+        whole, batch, by_clock = np.median(extra, axis=0)
+        norms, observe, mean = np.median(ours, axis=0)[3:]
         print(
-            f"{what}: an adaptive step and its batch take {ours[0]:.0f} and {ours[1]:.0f} us, "
-            f"{np.median(np.sum(extra, axis=1)):+.0f} in all: step {step:+.0f} (norms {ours[3]:.0f}, "
-            f"observe {ours[4]:.0f}, mean {ours[5]:.0f}), batch {batch:+.0f}, plan {plan:+.0f}"
+            f"{what}: a plain step and its batch take {np.median(theirs[:, 0]):.0f} us, an adaptive one "
+            f"{whole + plan:+.0f} [{low:+.0f}, {high:+.0f}]: norms {norms:.0f}, observe {observe:.0f}, "
+            f"mean {mean:.0f}, batch {batch:+.0f}, plan {plan:+.0f}, "
+            f"the rest {whole - norms - observe - mean - batch:+.0f}; by the clock {by_clock + plan:+.0f}"
         )
+
+
+def median_interval(values: FloatArray) -> FloatArray:
+    """Two of the values that hold the median between them with a probability of 95% (the signs' test)."""
+    ordered = np.sort(values)
+    outside = max(int(binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
+    return ordered[[outside, -1 - outside]]
 
 
 def figure(options: argparse.Namespace) -> None:
@@ -858,7 +887,7 @@ def main() -> None:
     for name in ("softmax", "decay", "squares", "cnn"):
         made[name].add_argument("--seeds", type=int, default=10)
     made["cnn"].add_argument("--rows", default="", help="separated by ;")
-    made["time"].add_argument("--repeats", type=int, default=20)
+    made["time"].add_argument("--repeats", type=int, default=300)
     made["figure"].add_argument("--svg", type=Path, required=True)
     options = parser.parse_args()
     options.run(options)

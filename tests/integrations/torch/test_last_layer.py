@@ -9,8 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
 from sortition import ConfigurationError  # noqa: E402
-from sortition.integrations.torch import last_layer_norms  # noqa: E402
+from sortition.integrations.torch import last_layer, last_layer_norms  # noqa: E402
 
+SINGLE, DOUBLE = torch.float32, torch.float64
 B, WIDTH, OUTPUTS = 6, 5, 4
 
 
@@ -29,13 +30,97 @@ def _seeded() -> None:
     torch.manual_seed(3)
 
 
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The norms as torch computes them, for other devices and large batches."""
+
+    def norms(*args: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(last_layer, "FEW", 0)
+            return last_layer_norms(*args, **options)
+
+    return norms
+
+
 @pytest.mark.parametrize("bias", [True, False])
-def test_softmax(bias: bool) -> None:
+def test_softmax(bias: bool, by_torch: Any) -> None:
     features, targets = torch.randn(B, WIDTH, dtype=torch.float64), torch.randint(OUTPUTS, (B,))
     logits, wanted = by_autograd(torch.nn.functional.cross_entropy, bias, features, targets)
     found = last_layer_norms(logits, targets, features, bias=bias)
     assert not found.requires_grad
     torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(by_torch(logits, targets, features, bias=bias), wanted)
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+@pytest.mark.parametrize("shape", [(B, OUTPUTS, WIDTH), (32, 10, 64), (7, 1, 3), (5, 4, 0), (0, 4, 3)])
+def test_the_loop_for_small_batches_equals_torch(dtype: Any, shape: Any, by_torch: Any) -> None:
+    size, outputs, width = shape
+    logits = torch.randn(size, outputs, dtype=dtype, requires_grad=True)
+    features = torch.randn(size, width, dtype=dtype, requires_grad=True)
+    targets = torch.randint(outputs, (size,))
+    found = last_layer_norms(logits, targets, features)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, by_torch(logits, targets, features), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z, y, h: (z.T.contiguous().T, y.repeat_interleave(2)[::2], h[:, :1].expand_as(h)),
+        lambda z, y, h: (z, y.int(), h),
+        lambda z, y, h: (z.double(), y, h),
+        lambda z, y, h: (z, y, h.bfloat16()),
+        lambda z, y, h: (torch.nn.Parameter(z), y, torch.nn.Parameter(h)),
+        lambda z, y, h: (z.index_fill(0, torch.tensor([1]), float("-inf")), y, h),
+        lambda z, y, h: (z.index_fill(1, torch.tensor([1]), float("-inf")), y, h),
+        lambda z, y, h: (z.index_fill(1, torch.tensor([1]), float("inf")), y, h),
+        lambda z, y, h: (z, y, h.index_fill(1, torch.tensor([1]), float("nan"))),
+        lambda z, y, h: (z + 1e4, y, h),
+        lambda z, y, h: (1e4 * z, y, h),
+    ],
+)
+def test_unusual_tensors_have_the_norms_of_torch(change: Any, by_torch: Any) -> None:
+    given = change(torch.randn(B, OUTPUTS), torch.randint(OUTPUTS, (B,)), torch.randn(B, WIDTH))
+    torch.testing.assert_close(last_layer_norms(*given), by_torch(*given), equal_nan=True)
+
+
+def test_in_inference_mode() -> None:
+    given = torch.randn(B, OUTPUTS), torch.randint(OUTPUTS, (B,)), torch.randn(B, WIDTH)
+    wanted = last_layer_norms(*given)
+    with torch.inference_mode():
+        torch.testing.assert_close(last_layer_norms(given[0] + 0.0, *given[1:]), wanted)
+
+
+def test_the_default_device_may_be_another_one() -> None:
+    given = torch.randn(B, OUTPUTS), torch.randint(OUTPUTS, (B,)), torch.randn(B, WIDTH)
+    wanted = last_layer_norms(*given)
+    with torch.device("meta"):
+        found = last_layer_norms(*given)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_small_residuals_are_exact() -> None:
+    """One less a probability that is nearly one would have lost them."""
+    logits, targets, features = torch.tensor([[20.0, 0.0]]), torch.tensor([0]), torch.ones(1, 3)
+    wrong = 1.0 / (1.0 + torch.tensor([20.0], dtype=DOUBLE).exp())
+    wanted = (2.0**0.5 * 2.0 * wrong).float()
+    torch.testing.assert_close(last_layer_norms(logits, targets, features), wanted, rtol=1e-6, atol=0.0)
+
+
+def test_torch_can_compile_it_as_a_whole() -> None:
+    given = torch.randn(B, OUTPUTS), torch.randint(OUTPUTS, (B,)), torch.randn(B, WIDTH)
+    compiled = torch.compile(last_layer_norms, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*given), last_layer_norms(*given))
+
+
+@pytest.mark.parametrize("wrong", [-1, -100, OUTPUTS])
+def test_a_target_that_is_no_class_is_named(wrong: int) -> None:
+    targets = torch.tensor([0, 1, wrong, 2])
+    with pytest.raises(
+        ConfigurationError, match=rf"^targets must be classes from 0 to 3, got {wrong} in row 2"
+    ):
+        last_layer_norms(torch.zeros(4, OUTPUTS), targets, torch.zeros(4, WIDTH))
 
 
 def test_softmax_with_soft_labels() -> None:
