@@ -2,13 +2,14 @@
 
     python benchmarks/silent_clients.py [--seeds 20] [--jobs 2]
 
-Norms are log-normal, with deviation 0.5 between clients and 0.3 between rounds. First table: one client never
-replies, and all norms change by a factor a round. Second: one client, whose norms are a multiple of the others'
-median, replies for 100 rounds and then never again. Third: sizes are log-normal (deviation 1), norms go with
-size^-1.5, and the client with the eleventh smallest size never replies. These are probabilities over the
-prior, the mean of rounds 50 and later, and in brackets that of the worst seed. Fourth: half of the clients reply
-with some probability; the variance over the least possible, rounds 100 to 500, with p proportional to the norm
-times the root of the chance. Draws are with replacement.
+Norms are log-normal, with deviation 0.5 between clients and 0.3 between rounds. Draws are with replacement.
+First table: one client never replies, and all norms change by a factor a round. Second: one client, whose
+norms are a multiple of the others' median, replies for 100 rounds and then never again. Third: sizes are
+log-normal (deviation 1), norms go with size^-1.5, and the client with the eleventh smallest size never
+replies. These are probabilities over the prior, the mean of 50 rounds after it fell silent and later, and
+in brackets that of the worst seed. Fourth: half of the clients reply with some probability; the variance
+over the least possible, which p proportional to the norm times the root of the chance has, in rounds 100 to
+500.
 """
 
 from __future__ import annotations

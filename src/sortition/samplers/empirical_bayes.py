@@ -76,8 +76,8 @@ class EmpiricalBayesSampler(BaseSampler):
     def reply_rate(self, clients: ArrayLike | None = None) -> FloatArray:
         """The chance to reply of all clients, by id, or of ``clients``: a mean over their last draws.
 
-        A client that was never drawn has that of all clients. One that has missed more draws in a row than can
-        be an accident is taken to have gone: its chance is next to 0 until it replies.
+        A client that was never drawn has that of all clients. One that has missed so many draws in a row
+        that this is no accident is taken to have gone: its chance is next to 0 until it replies.
         """
         slots, seen = self._records(clients)
         tried = (slots >= 0) & (seen["tries"] > 0.0)
