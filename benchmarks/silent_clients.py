@@ -7,9 +7,9 @@ First table: one client never replies, and all norms change by a factor a round.
 norms are a multiple of the others' median, replies for 100 rounds and then never again. Third: sizes are
 log-normal (deviation 1), norms go with size^-1.5, and the client with the eleventh smallest size never
 replies. These are probabilities over the prior, the mean of 50 rounds after it fell silent and later, and
-in brackets that of the worst seed. Fourth: half of the clients reply with some probability; the variance
-over the least possible, which p proportional to the norm times the root of the chance has, in rounds 100 to
-500.
+in brackets that of the worst seed. Then: one that replies for 100 rounds, is silent for 300, and returns.
+Last: half of the clients reply with some probability; the variance over the least possible, which p
+proportional to the norm times the root of the chance has, in rounds 100 to 500.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def gone(clients: int, cohort_size: int, multiple: float, seed: int, tick: Tick)
 def small(seed: int, tick: Tick) -> float:
     """A small client that never replies, where small clients have the largest norms."""
     sizes = np.exp(np.random.default_rng(2000 + seed).normal(0.0, 1.0, 100))
+    sizes /= sizes.sum()
     chances = np.ones(100)
     chances[client := int(np.argsort(sizes)[10])] = 0.0
     found = run(sizes**-1.5, 10, 200, lambda _: chances, seed, sizes=sizes)
@@ -100,13 +101,30 @@ def variance(chance: float, seed: int, tick: Tick) -> float:
     return float(np.mean((feedback / p).sum(1)) / np.sqrt(feedback).sum() ** 2)
 
 
+def returned(clients: int, cohort_size: int, seed: int, tick: Tick) -> float:
+    """A client that falls silent for 300 rounds: its probability 20 visits later, over that of its twin."""
+    levels, generator = levels_of(clients, seed), np.random.default_rng(seed)
+    levels[1] = levels[0]
+    sampler = EmpiricalBayesSampler(
+        num_clients=clients, cohort_size=cohort_size, design="with_replacement", seed=seed
+    )
+    t = visits = 0
+    while visits < 20:
+        cohort = sampler.draw()
+        norms = levels[cohort.clients] * np.exp(generator.normal(0.0, NOISE, len(cohort)))
+        sampler.observe(cohort, np.where((cohort.clients == 0) & (100 <= t < 400), np.nan, norms))
+        t, visits = t + 1, visits + int(t >= 400 and 0 in cohort.clients)
+    ours, twin = sampler.probabilities([0, 1])
+    return float(ours / twin)
+
+
 def shown(values: list[float]) -> str:
     """Mean, and the worst in brackets."""
     return f"{np.mean(values):.2f} ({max(values):.2f})"
 
 
 def main() -> None:
-    """Print the four tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -126,6 +144,12 @@ def main() -> None:
         row = (shown(cells(partial(gone, clients, size, multiple))) for multiple in MULTIPLES)
         print(f"| {clients} clients, {size} drawn |", *(f"{cell} |" for cell in row), flush=True)
     print("\nsmall and silent, norms as size^-1.5:", shown(cells(small)), flush=True)
+    for clients, size in FEDERATIONS[:3]:
+        ratio = np.exp(np.mean(np.log(cells(partial(returned, clients, size)))))
+        print(
+            f"{clients} clients, {size} drawn: after its return over its twin: {ratio:.2f}",
+            flush=True,
+        )
     print("\n| half reply with |", *(f"{chance} |" for chance in CHANCES))
     found = [cells(partial(variance, chance)) for chance in CHANCES]
     print("| variance |", *(f"{np.mean(one):.3f} |" for one in found))
