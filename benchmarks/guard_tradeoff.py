@@ -80,6 +80,7 @@ ATTACKS: dict[str, Callable[[int, int, float, float], float]] = {
     "just below": below,
     "mixed": below,  # except for the first liar
     "new names": constant,  # they leave and join again after every round
+    "new names later": constant,  # each after its second reply
 }
 
 
@@ -111,9 +112,12 @@ def under_attack(
     honest = np.setdiff1d(np.arange(CLIENTS), chosen)
     ratios, held = [], []
     for t in range(rounds):
-        if attack == "new names" and t and colluders:
-            sampler.remove_clients(sorted(colluders))
-            colluders = {client: Liar(constant) for client in sampler.add_clients(len(colluders)).tolist()}
+        enough = {"new names": 0, "new names later": 2}.get(attack, rounds)
+        leaving = sorted(client for client, liar in colluders.items() if liar.replies >= enough)
+        if t and leaving:
+            sampler.remove_clients(leaving)
+            colluders = {client: liar for client, liar in colluders.items() if client not in leaving}
+            colluders |= {client: Liar(constant) for client in sampler.add_clients(len(leaving)).tolist()}
         cohort = sampler.draw()
         own = np.where(cohort.clients < CLIENTS, norms[np.minimum(cohort.clients, CLIENTS - 1)], 1.0)
         reports = own * np.exp(NOISE * rng.standard_normal(len(cohort)))

@@ -279,6 +279,30 @@ def test_first_lies_are_learnt_again_clipped(name: str) -> None:
     assert np.array_equal(liar.distribution.everybody(), twin.distribution.everybody())
 
 
+@pytest.mark.parametrize("name", BUILD_ALL)
+def test_first_lies_of_a_client_that_leaves_are_forgotten(name: str) -> None:
+    """To the bit what a sampler knows that heard only the others, before and after a resume."""
+    liar, twin = (BUILD_ALL[name](num_clients=40, cohort_size=5, guard=g, seed=3) for g in (Guard(), None))
+    told: list[Any] = []
+    left = -1
+    while not guard_of(liar)._begun:
+        cohort = liar.draw()
+        left = left if told else cohort.clients[0]
+        stay = cohort.clients != left
+        told.append((cohort.only(stay), np.ones(np.count_nonzero(stay))))
+        liar.observe(cohort, np.where(stay, 1.0, 1e6))
+        if len(told) == 1:
+            liar.remove_clients([left])
+            resumed = BUILD_ALL[name](num_clients=40, cohort_size=5, guard=Guard(), seed=9)
+            resumed.load_state_dict(liar.state_dict())
+            liar = resumed
+    twin.remove_clients([left])
+    twin._begin()
+    for cohort, norms in told:
+        twin._learn(cohort, twin._weights.log_feedback(cohort.clients, norms))
+    assert np.array_equal(liar.distribution.everybody(), twin.distribution.everybody())
+
+
 @pytest.mark.parametrize(("honest", "liars"), [(3, 2), (17, 3), (30, 19)])
 def test_the_bound_for_updates_is_safe_from_the_first_cohort(honest: int, liars: int) -> None:
     """Two liars of five are the third quartile, and three of twenty the ninth decile; but not the median."""

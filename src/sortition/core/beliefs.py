@@ -44,6 +44,9 @@ GROWTH = 1.5
 as the last time."""
 REPLIES = (2.0, 10.0)
 """The chance to reply: how many draws all clients' chance counts for, and the draws that are remembered."""
+SURE, GONE = 0.9, 1e-6
+"""A client has gone when its misses in a row are less likely than the second number, by the chance to reply
+that it had before them, or by the first number if that is less."""
 LEAST_CHANCE = 1e-4
 """A client's chance to reply is taken to be at least this. The prior's share finds it when it returns."""
 LEAST_SPREAD = 1e-3
@@ -153,7 +156,8 @@ class Beliefs:
         self.mean, self.visits, self.surprise, self.first = np.zeros((4, len(prior)))
         self._log = np.zeros(len(prior))  # h, of those that were drawn
         self._touched = np.zeros(len(prior), dtype=bool)
-        self.chance, self.tries = np.ones(len(prior)), np.zeros(len(prior))
+        self.chance, self.before = np.ones((2, len(prior)))  # the second: before the present misses in a row
+        self.tries, self.misses = np.zeros((2, len(prior)))
 
     @property
     def _sweep(self) -> float:
@@ -211,6 +215,8 @@ class Beliefs:
         before = np.where(new, people.chance, self.chance[clients])
         self.tries[clients] = np.minimum(np.where(new, first, self.tries[clients]) + 1.0, most)
         self.chance[clients] = before + (reply - before) / self.tries[clients]
+        self.before[clients] = np.where(self.misses[clients] == 0.0, before, self.before[clients])
+        self.misses[clients] = 0.0 if reply else self.misses[clients] + 1.0
 
     def _weigh_prior(
         self, weights: FloatArray, log_feedback: FloatArray, p: FloatArray, q: FloatArray, prior: FloatArray
@@ -327,8 +333,19 @@ class Beliefs:
             own = visits / (visits + noise / signal)
         stranger = self._stranger() + people.slope * self._c[clients]
         twice_h = own * self.mean[clients] + (1.0 - own) * stranger
+        chance = believed_chance(self.chance[clients], self.before[clients], self.misses[clients])
         self._touched[clients] = True
-        self._log[clients] = 0.5 * (twice_h + np.log(np.maximum(self.chance[clients], LEAST_CHANCE)))
+        self._log[clients] = 0.5 * (twice_h + np.log(np.maximum(chance, LEAST_CHANCE)))
+
+
+def believed_chance(chance: FloatArray, before: FloatArray, misses: FloatArray) -> FloatArray:
+    r""":math:`\rho`, the mean over the last draws; next to 0 if its misses in a row say that it has gone.
+
+    >>> believed_chance(np.array([0.5, 0.5]), np.array([0.9, 0.5]), np.array([7.0, 7.0])).round(3)
+    array([0.05, 0.5 ])
+    """
+    likely: FloatArray = (1.0 - np.minimum(before, SURE)) ** misses
+    return np.asarray(chance * np.minimum(likely / GONE, 1.0))
 
 
 def deviation(x: FloatArray, mean: FloatArray) -> FloatArray:

@@ -18,6 +18,7 @@ from sortition.core.beliefs import (
     FEW,
     FORGETTING,
     GAIN_STEP,
+    GONE,
     GROWTH,
     HIGHEST,
     HOLD,
@@ -29,6 +30,7 @@ from sortition.core.beliefs import (
     LOSS_MEMORY,
     LOWEST,
     REPLIES,
+    SURE,
     SURPRISE,
     TRUST,
     Population,
@@ -42,10 +44,14 @@ from sortition.engine.reweighted import learnt_shares, limit_outliers, reweigh_d
 PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
 PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
 """One record: ``core.beliefs.Population``."""
-CLIENT_FIELDS = ("mean", "visits", "surprise", "first", "size", "chance", "tries", "drawn", "replied")
+CLIENT_FIELDS = (
+    *("mean", "visits", "surprise", "first", "size"),
+    *("chance", "tries", "before", "misses", "drawn", "replied"),
+)
 CLIENT = np.dtype([(name, np.float64) for name in CLIENT_FIELDS])
-"""A record for each slot: mean y over n visits, last surprise, first x, c, the chance to reply over the last
-tries, and how often the client was drawn and has replied in all."""
+"""A record for each slot: mean y over n visits, last surprise, first x, c; the chance to reply over the last
+tries and before the present misses in a row, these misses, and how often the client was drawn and has replied
+in all."""
 
 
 @njit(cache=True)
@@ -74,10 +80,22 @@ def _count(people: Any, client: Any, reply: float, size: float) -> None:
     """A running mean of replies, which starts from all clients' chance; ``people`` has the new reply."""
     if client.tries == 0.0:
         client.tries, client.chance, client.size = REPLIES[0], _chance(people), size
+    if client.misses == 0.0:
+        client.before = client.chance
+    client.misses = 0.0 if reply > 0.0 else client.misses + 1.0
     client.tries = min(client.tries + 1.0, REPLIES[1])
     client.chance += (reply - client.chance) / client.tries
     client.drawn += 1.0
     client.replied += reply
+
+
+@njit(cache=True)
+def _believed_chance(client: Any) -> float:
+    """``core.beliefs.believed_chance``, at least ``LEAST_CHANCE``."""
+    chance = client.chance
+    if client.misses > 0.0:
+        chance *= min((1.0 - min(client.before, SURE)) ** client.misses / GONE, 1.0)
+    return max(float(chance), LEAST_CHANCE)
 
 
 @njit(cache=True)
@@ -201,7 +219,7 @@ def _logs(people: Any, seen: Any, slots: IntArray) -> FloatArray:
         client = seen[slots[i]]
         own = client.visits / (client.visits + pseudo_visits) if client.visits > 0.0 else 0.0
         expected = own * client.mean + (1.0 - own) * (stranger + people.slope * client.size)
-        logs[i] = 0.5 * (expected + math.log(max(client.chance, LEAST_CHANCE)))
+        logs[i] = 0.5 * (expected + math.log(_believed_chance(client)))
     return logs
 
 

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sortition.core.beliefs import LEAST_GAIN, LEAST_SHARE, PRIOR_UNIFORM, ROUNDING, Population
+from sortition.core.beliefs import (
+    LEAST_GAIN,
+    LEAST_SHARE,
+    PRIOR_UNIFORM,
+    ROUNDING,
+    Population,
+    believed_chance,
+)
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import StateError
@@ -69,12 +76,14 @@ class EmpiricalBayesSampler(BaseSampler):
     def reply_rate(self, clients: ArrayLike | None = None) -> FloatArray:
         """The chance to reply of all clients, by id, or of ``clients``: a mean over their last draws.
 
-        A client that was never drawn has that of all clients.
+        A client that was never drawn has that of all clients. One that has missed so many draws in a row
+        that this is no accident is taken to have gone: its chance is next to 0 until it replies.
         """
         slots, seen = self._records(clients)
         tried = (slots >= 0) & (seen["tries"] > 0.0)
         people = self._people[0]
-        return np.asarray(np.where(tried, seen["chance"], people["replied"] / people["drawn"]))
+        own = believed_chance(seen["chance"], seen["before"], seen["misses"])
+        return np.asarray(np.where(tried, own, people["replied"] / people["drawn"]))
 
     def reply_weights(self, clients: ArrayLike, largest: float = 10.0) -> FloatArray:
         r"""One over the rate of replies of ``clients`` in the whole run, at most ``largest``.
@@ -228,7 +237,9 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     """Raise a StateError unless the records of a state make sense, and have these sums."""
     right = people["replied"] <= people["drawn"]
     right &= people["learnt_loss"] * LEAST_SHARE <= people["prior_loss"] * (1.0 + SUM_TOLERANCE)
-    right &= bool(np.all((seen["chance"] >= 0.0) & (seen["chance"] <= 1.0)))
+    for name in ("chance", "before"):
+        right &= bool(np.all((seen[name] >= 0.0) & (seen[name] <= 1.0)))
+    right &= bool(np.all((seen["misses"] >= 0.0) & (seen["misses"] <= seen["drawn"])))
     right &= bool(np.all((seen["replied"] >= 0.0) & (seen["replied"] <= seen["drawn"])))
     for name in ("visits", "tries"):
         right &= bool(np.all((seen[name] == 0.0) | ((seen[name] >= 1.0) & (seen[name] <= MOST))))

@@ -3,7 +3,8 @@ r"""Two rules against clients that lie about their norms.
 ``docs/research/hostile-clients.md`` derives the bounds.
 
 *Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms. The first
-``MANY`` replies are judged together; if lies were among them, all are learnt again.
+``MANY`` replies are judged together. If lies were among them, or some were of clients that have left, all are
+learnt again.
 
 *Share.* An outlier is a client with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``),
 until the mean of its norms since is below. Of what was learnt, all outliers together hold at most
@@ -90,6 +91,7 @@ class GuardState:
         self._share: float | None = None  # that of the outliers as they were weighed, by the present bounds
         self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
+        self._dropped = False  # whether some of them were of clients that have left since
         self._begun = False
 
     def _set_window(self, size: int, replies: int, entries: IntArray, values: FloatArray) -> None:
@@ -122,7 +124,8 @@ class GuardState:
         """What to learn now, clipped, and whether to forget all before; outliers and suspects are remembered.
 
         The first replies are too few to judge by. They are learnt as they are, and kept. Once there are
-        enough, they are judged; if lies were among them, all are learnt again, clipped.
+        enough, they are judged; if lies were among them, or some were of clients that have
+        left, all are learnt again, clipped.
         """
         before, self._share = self._outliers, None
         anybody, others = norm_window.remember(
@@ -147,7 +150,7 @@ class GuardState:
             return False, [(cohort, norms)]
         first, self._first, self._begun = self._first, [], True
         judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
-        return (True, judged) if self._hits else (False, [(cohort, norms)])
+        return (True, judged) if self._hits or self._dropped else (False, [(cohort, norms)])
 
     def _clipped(self, clients: IntArray, norms: FloatArray, before: IntArray) -> FloatArray:
         """The norms, clipped; ``before`` are the clients that were outliers before this cohort.
@@ -226,6 +229,7 @@ class GuardState:
         self._outliers, self._means = self._outliers[here], self._means[here]
         self._counts, self._hints = self._counts[here], self._hints[here]
         stay = [~among(cohort.clients, clients) for cohort, _ in self._first]
+        self._dropped = self._dropped or not all(which.all() for which in stay)
         self._first = [
             (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
         ]
@@ -239,6 +243,7 @@ class GuardState:
         told = [np.stack((c.probabilities, c.weights, norms)) for c, norms in self._first]
         return {
             "guard.begun": int(self._begun),
+            "guard.dropped": int(self._dropped),
             "guard.first_sizes": np.array(sizes, dtype=np.int64).reshape(-1, 3),
             "guard.first_drawn": np.concatenate([np.zeros((2, 0), dtype=np.int64), *drawn], axis=1),
             "guard.first_told": np.concatenate([np.zeros((3, 0)), *told], axis=1),
@@ -288,6 +293,7 @@ class GuardState:
         check("guard.counts", guard._counts, right, f"from 1 to {MOST_REPLIES}")
         guard._hits = hits_in(state)
         guard._begun = count(state, "guard.begun") > 0
+        guard._dropped = count(state, "guard.dropped") > 0
         guard._first = _first_replies(state, ids)
         return guard
 
