@@ -76,7 +76,7 @@ N, CLASSES, WIDTH, BATCH, EPOCHS = 10_000, 10, 50, 32, 15
 PARTS = 2
 """Losses an epoch."""
 STEPS = (0.25, 1.0, 4.0, 16.0)
-TUNING_SEEDS = 2
+TUNING_SEEDS, DECAY_TUNING_SEEDS = 4, 2
 PROBLEMS = {
     "rare": "rare class (1%)",
     "heavy": "heavy row lengths",
@@ -489,7 +489,7 @@ def decaying(options: argparse.Namespace) -> None:
     print("| loss at the end above the least, steps that fall to 0 | " + " | ".join(names), end="")
     print(" | adaptive less RR |")
     print("|---" * (len(names) + 2) + "|")
-    even, odd = range(0, 2 * TUNING_SEEDS, 2), range(1, 2 * options.seeds, 2)
+    even, odd = range(0, 2 * DECAY_TUNING_SEEDS, 2), range(1, 2 * options.seeds, 2)
     for problem in options.problems.split(",") if options.problems else list(PROBLEMS)[:-1]:
 
         def final(name: str, step: float, seed: int, problem: str = problem) -> float:

@@ -32,6 +32,6 @@ def tell_who_waits() -> None:
     watched = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
     if watched and not is_compiled():
         print(
-            "sortition: compiling kernels, once, about 20 s (sortition warmup does it beforehand)",
+            "sortition: compiling kernels, once, about 45 s (sortition warmup does it beforehand)",
             file=sys.stderr,
         )

@@ -408,8 +408,8 @@ def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Pat
     if belongs_to(record.path, target):
         raise LedgerError(f"{target} is one of the files of the run; choose another directory")
     try:
+        names, logged = record.client_names, _logged(record)  # a damaged run is refused before anything is made
         target.mkdir(parents=True, exist_ok=True)
-        names, logged = record.client_names, _logged(record)
         return [
             _write(record, target / "rounds.csv", ROUNDS, _rounds(record)),
             _write(record, target / "draws.csv", DRAWS, _draws(record)),
