@@ -408,7 +408,7 @@ def export_csv(record: RunRecord, directory: str | os.PathLike[str]) -> list[Pat
     if belongs_to(record.path, target):
         raise LedgerError(f"{target} is one of the files of the run; choose another directory")
     try:
-        names, logged = record.client_names, _logged(record)  # a damaged run is refused before anything is made
+        names, logged = record.client_names, _logged(record)  # refuse a damaged run first
         target.mkdir(parents=True, exist_ok=True)
         return [
             _write(record, target / "rounds.csv", ROUNDS, _rounds(record)),
