@@ -425,3 +425,46 @@ def test_it_learns_how_norms_go_with_sizes() -> None:
     p = sampler.probabilities([small, large])
     assert sizes[large] > 4.0 * sizes[small]
     assert p[0] > p[1]
+
+
+@given(
+    moves=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10**6)), min_size=5, max_size=40),
+    sized=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_population_is_of_those_that_have_not_left(moves: list[tuple[int, int]], sized: bool) -> None:
+    """All sums are those over the clients that are here, whatever those that left had sent."""
+    rng = np.random.default_rng(len(moves))
+    sizes = rng.dirichlet(np.ones(12)) if sized else None
+    sampler = EmpiricalBayesSampler(num_clients=12, cohort_size=4, client_weights=sizes, guard=None, seed=1)
+    here = set(range(12))
+    for kind, number in moves:
+        if kind == 0 and len(here) > 6:
+            leaving = sorted(here)[number % len(here)]
+            sampler.remove_clients([leaving])
+            here.remove(leaving)
+        elif kind == 1:
+            here.update(sampler.add_clients(1).tolist())
+        else:
+            cohort = sampler.draw()
+            sampler.observe(cohort, 10.0 ** rng.uniform(-3.0, 9.0, len(cohort)))
+    present = np.array(sorted(here))
+    slots, seen = sampler._records(present)
+    seen = seen[(slots >= 0) & (seen["visits"] > 0.0)]
+    people, y, c = sampler._people[0], seen["mean"], seen["size"]
+    for name, terms in {
+        "met": np.ones(len(seen)),
+        "means": y,
+        "square_means": y**2,
+        "inverse_visits": 1.0 / seen["visits"],
+        "sizes": c,
+        "square_sizes": c**2,
+        "products": c * y,
+        "first_squares": np.exp(seen["first"] - people["slope"] * c),
+    }.items():
+        assert people[name] == pytest.approx(terms.sum(), rel=1e-9, abs=1e-9 * (1.0 + np.abs(terms).sum())), (
+            name
+        )
+    resumed = EmpiricalBayesSampler(num_clients=12, cohort_size=4, client_weights=sizes, guard=None)
+    resumed.load_state_dict(sampler.state_dict())
+    assert np.array_equal(resumed.draw().clients, sampler.draw().clients)

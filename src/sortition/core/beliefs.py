@@ -78,7 +78,7 @@ class Population:
     share: float = field(default_factory=lambda: LEAST_SHARE)
     """Share of the draws that come from the prior."""
     met: float = 0.0
-    """Clients that have replied."""
+    """Clients that have replied and have not left; all sums below are over these."""
     first_squares: float = 0.0
     """Sum of exp(x - B c) over first visits: what a client never met is expected to have."""
     means: float = 0.0
@@ -101,7 +101,7 @@ class Population:
     stranger: float = 0.0
     """log E[exp(x)] of a client never drawn with c = 0, times its chance to reply, as it was used last."""
     followed: float = 0.0
-    """How many clients had replied when those two were set last."""
+    """How many clients had replied when those two were set last, without those that have left since."""
     drawn: float = field(default_factory=lambda: REPLIES[0])
     """How often clients were drawn."""
     replied: float = field(default_factory=lambda: REPLIES[0])

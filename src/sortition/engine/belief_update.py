@@ -224,15 +224,44 @@ def _logs(people: Any, seen: Any, slots: IntArray) -> FloatArray:
 
 
 @njit(cache=True)
+def _sum_first_squares(people: Any, seen: Any) -> None:
+    people.first_squares = 0.0
+    for client in seen:
+        if client.visits > 0.0:
+            people.first_squares += math.exp(client.first - people.slope * client.size)
+
+
+@njit(cache=True)
+def forget(people_array: Any, seen: Any, slots: IntArray) -> None:
+    """The clients in ``slots`` leave: the population is of those that stay."""
+    people, first_squares = people_array[0], 0.0
+    for slot in slots:
+        client = seen[slot]
+        if client.visits > 0.0:
+            people.met -= 1.0
+            people.followed = max(people.followed - 1.0, 0.0)
+            people.sizes -= client.size
+            people.square_sizes -= client.size**2
+            people.means -= client.mean
+            people.square_means -= client.mean**2
+            people.products -= client.size * client.mean
+            people.inverse_visits -= 1.0 / client.visits
+            first_squares += math.exp(client.first - people.slope * client.size)
+            client.visits = 0.0
+    if first_squares > 0.5 * people.first_squares:  # a difference would lose its digits
+        _sum_first_squares(people, seen)
+    else:
+        people.first_squares -= first_squares
+
+
+@njit(cache=True)
 def _follow_strangers(people: Any, seen: Any, sizes_differ: bool) -> bool:
     """Whether those never drawn have followed what was learnt: ``Beliefs._follow_strangers``."""
     if sizes_differ:
         if people.met < max(GROWTH * people.followed, 1.0):
             return False
-        people.slope, people.followed, people.first_squares = _slope(people), people.met, 0.0
-        for client in seen:
-            if client.visits > 0.0:
-                people.first_squares += math.exp(client.first - people.slope * client.size)
+        people.slope, people.followed = _slope(people), people.met
+        _sum_first_squares(people, seen)
     people.stranger = math.log(_chance(people))
     if people.met > 0.0:
         people.stranger += math.log(people.first_squares / people.met)

@@ -163,6 +163,9 @@ class BaseSampler(ABC):
         """Add newcomers to the distribution and return their ids; ``client_weights`` as they were given."""
         return self._distribution.add(self._roster.unit * masses)
 
+    def _forget(self, leaving: IntArray) -> None:  # noqa: B027 - most need not know
+        """``leaving`` (ascending) are about to leave: what they say of the others is dropped."""
+
     def _membership_changed(self, weight_factor: float) -> None:  # noqa: B027 - most need not know
         """Clients joined or left, and every other client's lambda was multiplied by ``weight_factor``."""
 
@@ -386,6 +389,7 @@ class BaseSampler(ABC):
         before = self._weights.total
         if self._guard is not None:
             self._guard.forget(leaving)
+        self._forget(leaving)
         self._weights.remove(leaving)
         self._distribution.remove(leaving)
         self._membership_changed(before / self._weights.total)

@@ -25,7 +25,7 @@ from sortition.core.guard_settings import Guard
 from sortition.core.state import array, check, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
-from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, learn, miss
+from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, forget, learn, miss
 from sortition.engine.clients import Roster, masses_differ
 from sortition.engine.reweighted import ReweightedPrior
 from sortition.samplers.base import BaseSampler
@@ -170,6 +170,10 @@ class EmpiricalBayesSampler(BaseSampler):
     def _compare_sizes(self) -> None:
         equal = (1.0, 1.0) if self._roster.seats else (math.inf, 0.0)  # those without a mass of their own
         self._masses_differ = masses_differ(self._roster.own.values, *equal, ROUNDING)
+
+    def _forget(self, leaving: IntArray) -> None:
+        slots = self._reweighted.slots_of(leaving)
+        forget(self._people, self._seen, slots[slots >= 0])
 
     def _membership_changed(self, weight_factor: float) -> None:
         self._compare_sizes()
