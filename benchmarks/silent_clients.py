@@ -75,7 +75,7 @@ def never(clients: int, cohort_size: int, factor: float, seed: int, tick: Tick) 
 
 
 def gone(clients: int, cohort_size: int, multiple: float, seed: int, tick: Tick) -> float:
-    """A large client that stops to reply after 100 rounds."""
+    """A large client that stops replying after 100 rounds."""
     levels = levels_of(clients, seed)
     levels[0] = multiple * np.median(levels[1:])
     silent = np.where(np.arange(clients) == 0, 0.0, 1.0)
@@ -139,7 +139,7 @@ def main() -> None:
     for clients, size in FEDERATIONS:
         row = (shown(cells(partial(never, clients, size, factor))) for factor in FACTORS)
         print(f"| {clients} clients, {size} drawn |", *(f"{cell} |" for cell in row), flush=True)
-    print("\n| stops to reply |", *(f"{multiple:.0f} times |" for multiple in MULTIPLES))
+    print("\n| stops replying |", *(f"{multiple:.0f} times |" for multiple in MULTIPLES))
     for clients, size in FEDERATIONS[:2]:
         row = (shown(cells(partial(gone, clients, size, multiple))) for multiple in MULTIPLES)
         print(f"| {clients} clients, {size} drawn |", *(f"{cell} |" for cell in row), flush=True)

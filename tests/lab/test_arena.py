@@ -424,6 +424,16 @@ def test_what_is_refused_leaves_no_directory(refused, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("below", ["", "new/out"])
+def test_a_link_to_nothing_is_refused_before_the_run(below, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    result = invoke(*QUICK, "--samplers", "uniform", "--out", str(link / below))
+    assert (result.exit_code, result.stdout) == (2, "")  # what was run would have been printed
+    assert f"got {str(link / below)!r}: {str(link)!r} is a link to nothing" in result.stderr
+    assert list(tmp_path.iterdir()) == [link]
+
+
 def test_environments_without_training_are_named_when_closed_loop_leaves_them_out():
     result = invoke(
         "arena",

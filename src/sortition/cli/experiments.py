@@ -517,8 +517,8 @@ def _run_real(
     import torch  # noqa: F401 - a missing package is an error before the work, not after it
     import vl_convert  # noqa: F401
 
-    target = writable_directory(out or Path("real-quick" if quick else "real-federations"))
-    assert target is not None
+    target = out or Path("real-quick" if quick else "real-federations")
+    writable_directory(target)
     names, missing = installed_federations(None if federations is None else federations.split(","))
     for name, reason in missing.items():
         typer.echo(f"sortition: {name} is left out: {reason}", err=True)
@@ -787,8 +787,8 @@ def reproduce_command(
             "pages are filled by a run of everything: 'all' in both variants, and not --quick.",
             param_hint="'--docs'",
         )
-    target = writable_directory(out or Path("reproduction-quick" if quick else "reproduction"))
-    assert target is not None
+    target = out or Path("reproduction-quick" if quick else "reproduction")
+    writable_directory(target)
     scale = QUICK if quick else FULL
     variants = VARIANTS if variant == "both" else (cast(Variant, variant),)
     check_outputs([target / name for name in figures], quick)

@@ -106,10 +106,11 @@ def writable_directory(path: Path | None) -> Path | None:
     if path is None:
         return None
     whole = path.absolute()
-    there = next(each for each in (whole, *whole.parents) if os.path.exists(each))
+    there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
     if not can_be_written_to(there):
+        why = "" if os.path.exists(there) else f": {str(there)!r} is a link to nothing"
         raise typer.BadParameter(
-            f"expected a directory that can be written to, got {str(path)!r}.", param_hint="'--out'"
+            f"expected a directory that can be written to, got {str(path)!r}{why}.", param_hint="'--out'"
         )
     return path
 
