@@ -77,21 +77,6 @@ def _not_among(clients: IntArray, ascending: IntArray) -> BoolArray:
 
 
 @njit(cache=True)
-def _smallest(numbers: IntArray, rank: int) -> int:
-    """The number of that rank, by bisection: it has no branch to guess, and takes half as long as a sort."""
-    low, high = numbers.min(), numbers.max()
-    while low < high:
-        middle, below = low + (high - low) // 2, 0  # a sum could overflow
-        for number in numbers:
-            below += number <= middle
-        if below < rank:
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
-
-
-@njit(cache=True)
 def _store(
     entries: IntArray,
     values: FloatArray,
@@ -106,7 +91,7 @@ def _store(
     keep = _not_among(entries[CLIENT, :size], np.sort(clients)) & (before >= replies - OUTDATED)
     excess = keep.sum() + clients.size - entries.shape[1]
     if excess > 0:
-        keep &= before > _smallest(before[keep], excess)
+        keep &= before > np.partition(before[keep], excess - 1)[excess - 1]
     _keep(entries, values, counters, keep)
     old, new = counters[SIZE] - 1, clients.size - 1
     order, logs = np.argsort(norms), np.log(norms)
@@ -210,15 +195,6 @@ def forget(
 
 
 @njit(cache=True)
-def all_below(clients: IntArray, end: int, norms: FloatArray, bound: float) -> bool:
-    """Whether all clients are below ``end``, and no norm is above the bound."""
-    for i in range(clients.size):  # noqa: SIM110 - numba has no generator expressions
-        if clients[i] >= end or norms[i] > bound:
-            return False
-    return True
-
-
-@njit(cache=True)
 def _average(log_mean: float, log: float, count: int) -> float:
     """The logarithm of a mean of ``count`` numbers, of which the last is new."""
     top = max(log_mean, log)
@@ -278,7 +254,7 @@ def remember(
 ) -> tuple[bool, bool]:
     """Store the replies of a cohort, and compute the bounds and the means of the outliers.
 
-    Whether anybody is above the bound of outliers, and whether there are others now: ``note_outliers``.
+    Whether a reply is above the bound of outliers, and whether there are others now: ``note_outliers``.
     """
     above_zero = norms > 0.0
     if above_zero.any():
@@ -287,10 +263,8 @@ def remember(
         counters[REPLIES] += max(heard.size - REMEMBERED, 0)
         _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
         judge(entries, values, counters, factors, bounds)
-    largest = math.log(norms.max()) if above_zero.any() else -np.inf
-    if counters[SIZE]:
-        largest = max(largest, values[LOG, counters[SIZE] - 1])
-    anybody = bool(largest > bounds[OUTLIER])
+    above = above_zero.any() and math.log(norms.max()) > bounds[OUTLIER]
+    anybody = above or (counters[SIZE] > 0 and values[LOG, counters[SIZE] - 1] > bounds[OUTLIER])
     if outliers.size:
         new = _not_among(clients, outliers)
         for i in range(clients.size):
@@ -303,7 +277,7 @@ def remember(
     if anybody and not others:
         joined, _ = _joining(entries, values, counters, bounds, clients, norms, outliers)
         others = joined.size > 0
-    return anybody, others
+    return above, others
 
 
 @njit(cache=True)

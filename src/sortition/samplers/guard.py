@@ -125,7 +125,7 @@ class GuardState:
         enough, they are judged; if lies were among them, all are learnt again, clipped.
         """
         before, self._share = self._outliers, None
-        anybody, others = norm_window.remember(
+        above, others = norm_window.remember(
             *self._window,
             cohort.clients,
             cohort.counts,
@@ -141,7 +141,7 @@ class GuardState:
             )
             self._weighed = None
         if self._begun:
-            return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
+            return False, [(cohort, self._clipped(cohort.clients, norms, before) if above else norms)]
         self._first.append((cohort, norms.copy()))
         if sum(len(told) for _, told in self._first) < MANY:
             return False, [(cohort, norms)]
@@ -157,8 +157,6 @@ class GuardState:
         """
         outlier, clip, _ = self._bounds.tolist()
         outlier, clip = math.exp(min(outlier, LARGEST_LOG)), math.exp(min(clip, LARGEST_LOG))
-        if norm_window.all_below(clients, self._initial_clients, norms, clip):
-            return norms
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
             self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
