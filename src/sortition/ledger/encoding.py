@@ -193,8 +193,9 @@ def cohort_bytes(cohort: Cohort) -> bytes:
     if cohort.available is not None:
         return pack(cohort_values(cohort))
     ticket = int(cohort.ticket).to_bytes(8, "little", signed=True)
-    parts = (cohort.clients, cohort.counts, cohort.probabilities, cohort.weights)
-    return b"".join((_cohort_header(cohort.cohort_size, len(cohort)), ticket, *parts))
+    header = _cohort_header(cohort.cohort_size, len(cohort))
+    parts: Any = (header, ticket, cohort.clients, cohort.counts, cohort.probabilities, cohort.weights)
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=1024)
