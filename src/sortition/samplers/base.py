@@ -223,11 +223,7 @@ class BaseSampler(ABC):
         of them take part, with weight one (Appendix D.2).
         """
         ids = None if available is None else self._available(available)
-        weighed = self._weighed_draw(ids)
-        for array_of_cohort in weighed:
-            array_of_cohort.setflags(write=False)  # nobody else has them, so no copy is needed
-        cohort = Cohort(self._round_index, self._cohort_size, *weighed)
-        object.__setattr__(cohort, "available", ids)  # checked above, and nobody else has them
+        cohort = Cohort.owning(self._round_index, self._cohort_size, self._weighed_draw(ids), 0, ids)
         ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
         self._open[self._round_index] = ticket

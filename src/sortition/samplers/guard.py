@@ -28,7 +28,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import StateError
 from sortition.core.guard_settings import LARGEST_LOG, Guard, Hits, Suspect, hits_in, suspects_of
 from sortition.core.state import array, check, count
-from sortition.core.types import BoolArray, FloatArray, IntArray
+from sortition.core.types import FloatArray, IntArray
 from sortition.engine import norm_window
 from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
@@ -60,18 +60,6 @@ NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0, np.zeros(0, dty
 NO_OUTLIERS = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
 Replies = list[tuple[Cohort, FloatArray]]
 """Cohorts and the norms of the clients that replied."""
-
-
-def among(clients: IntArray, ascending: IntArray) -> BoolArray:
-    """Which of ``clients`` are in ``ascending``.
-
-    >>> among(np.array([4, 1]), np.array([1, 2])).tolist()
-    [False, True]
-    """
-    if not len(ascending):
-        return np.zeros(len(clients), dtype=bool)
-    places = np.minimum(np.searchsorted(ascending, clients), len(ascending) - 1)
-    return np.asarray(ascending[places] == clients)
 
 
 class GuardState:
@@ -128,7 +116,7 @@ class GuardState:
         left, all are learnt again, clipped.
         """
         before, self._share = self._outliers, None
-        anybody, others = norm_window.remember(
+        above, others = norm_window.remember(
             *self._window,
             cohort.clients,
             cohort.counts,
@@ -144,7 +132,7 @@ class GuardState:
             )
             self._weighed = None
         if self._begun:
-            return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
+            return False, [(cohort, self._clipped(cohort.clients, norms, before) if above else norms)]
         self._first.append((cohort, norms.copy()))
         if sum(len(told) for _, told in self._first) < MANY:
             return False, [(cohort, norms)]
@@ -160,15 +148,13 @@ class GuardState:
         """
         outlier, clip, _ = self._bounds.tolist()
         outlier, clip = math.exp(min(outlier, LARGEST_LOG)), math.exp(min(clip, LARGEST_LOG))
-        if norm_window.all_below(clients, self._initial_clients, norms, clip):
-            return norms
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
             self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
         clipped = np.minimum(norms, clip)
         new = clients >= self._initial_clients
         if new.any():
-            new &= ~among(clients, before)
+            new &= ~np.isin(clients, before)
             clipped[new] = np.minimum(norms[new], outlier)
         return clipped
 
@@ -225,10 +211,10 @@ class GuardState:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
         norm_window.forget(*self._window, clients)
         self._weighed = self._share = None
-        here = ~among(self._outliers, clients)
+        here = ~np.isin(self._outliers, clients)
         self._outliers, self._means = self._outliers[here], self._means[here]
         self._counts, self._hints = self._counts[here], self._hints[here]
-        stay = [~among(cohort.clients, clients) for cohort, _ in self._first]
+        stay = [~np.isin(cohort.clients, clients) for cohort, _ in self._first]
         self._dropped = self._dropped or not all(which.all() for which in stay)
         self._first = [
             (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
