@@ -28,7 +28,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.errors import StateError
 from sortition.core.guard_settings import LARGEST_LOG, Guard, Hits, Suspect, hits_in, suspects_of
 from sortition.core.state import array, check, count
-from sortition.core.types import FloatArray, IntArray
+from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine import norm_window
 from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
@@ -59,7 +59,7 @@ Shares = tuple[IntArray, FloatArray, float, IntArray]
 NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0, np.zeros(0, dtype=np.int64))
 NO_OUTLIERS = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
 Replies = list[tuple[Cohort, FloatArray]]
-"""Cohorts and the norms of the clients that replied."""
+"""Cohorts and the norms of the clients that replied; or those that did not, with nan."""
 
 
 class GuardState:
@@ -134,11 +134,16 @@ class GuardState:
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if above else norms)]
         self._first.append((cohort, norms.copy()))
-        if sum(len(told) for _, told in self._first) < MANY:
+        if sum(np.count_nonzero(~np.isnan(told)) for _, told in self._first) < MANY:
             return False, [(cohort, norms)]
         first, self._first, self._begun = self._first, [], True
         judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
         return (True, judged) if self._hits or self._dropped else (False, [(cohort, norms)])
+
+    def keep_silent(self, cohort: Cohort, silent: BoolArray) -> None:
+        """Keep who did not reply among the first replies, in case these are learnt again."""
+        if not self._begun and silent.any():
+            self._first.append((cohort.only(silent), np.full(np.count_nonzero(silent), np.nan)))
 
     def _clipped(self, clients: IntArray, norms: FloatArray, before: IntArray) -> FloatArray:
         """The norms, clipped; ``before`` are the clients that were outliers before this cohort.
@@ -302,7 +307,8 @@ def _first_replies(state: Mapping[str, Any], ids: int) -> Replies:
         raise StateError("state has 'guard.first_sizes' that disagree with 'guard.first_drawn'")
     check("guard.first_drawn", drawn, drawn >= ((0,), (1,)), "ids, and counts above 0")
     check("guard.first_drawn", drawn[0], drawn[0] < ids, f"from 0 to {ids - 1}")
-    check("guard.first_told", told, (told >= 0.0) & np.isfinite(told), "finite and not negative")
+    right = ((told >= 0.0) & np.isfinite(told)) | np.isnan(told)
+    check("guard.first_told", told, right, "finite and not negative, or nan for no reply")
     check("guard.first_told", told[:2], told[:2] > 0.0, "above 0 (norms may be 0)")
     parts = np.split(np.arange(drawn.shape[1]), np.cumsum(sizes[:, 2])[:-1]) if len(sizes) else []
     return [
