@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition import ConfigurationError, EmpiricalBayesSampler, Sampler, default_sampler
-from sortition.core.beliefs import LEAST_SHARE, PRIOR_UNIFORM, Beliefs, believed_chance
+from sortition.core.beliefs import LEAST_SHARE, PRIOR_UNIFORM, Beliefs
 from sortition.core.designs import Design
 from sortition.core.variance import log_feedback
 
@@ -123,6 +123,7 @@ def test_a_client_that_leaves_does_not_change_what_is_known_of_the_others() -> N
 @given(
     seed=st.integers(0, 2**32 - 1),
     silent=st.sampled_from([0.0, 0.3]),
+    gone=st.booleans(),
     zero=st.sampled_from([0.0, 0.3, 0.9]),
     factor=st.sampled_from([0.7, 1.0, 1.1]),
     jump=st.sampled_from([1.0, 1000.0]),
@@ -132,6 +133,7 @@ def test_the_kernel_equals_its_specification(
     design: Design,
     seed: int,
     silent: float,
+    gone: bool,
     zero: float,
     factor: float,
     jump: float,
@@ -143,19 +145,22 @@ def test_the_kernel_equals_its_specification(
     )
     shares = np.full(M, 1.0 / M) if weights is None else weights
     beliefs = Beliefs((1.0 - PRIOR_UNIFORM) * shares + PRIOR_UNIFORM / M, K)
-    for round_index in range(60):
+    for round_index in range(200 if gone else 60):
         cohort = sampler.draw()
         noise = np.exp(rng.normal(size=len(cohort)))
         norms = LEVELS[cohort.clients] ** 2 * noise * factor**round_index * jump ** (round_index // 40)
         norms[rng.random(len(cohort)) < zero] = 0.0
-        norms[rng.random(len(cohort)) < silent] = np.nan
+        norms[rng.random(len(cohort)) < (0.0 if gone else silent)] = np.nan
+        norms[gone & (cohort.clients < 3 * (1 + round_index // 15))] = np.nan  # 3 never reply, others stop
+        norms[gone & (round_index % 9 == 8)] = np.nan  # nobody replies
         replied = ~np.isnan(norms)
-        beliefs.miss(cohort.clients[~replied])
+        beliefs.miss(cohort.clients[~replied], not replied.any())
         heard = cohort.replied(replied)
         if replied.any():
             beliefs.learn(heard.clients, heard.weights, log_feedback(shares[heard.clients], norms[replied]))
         sampler.observe(cohort, norms)
         assert sampler.probabilities() == pytest.approx(beliefs.probabilities(), rel=1e-9)
+    assert not gone or sampler.reply_rate().min() < 0.01  # the rule was met
 
 
 @given(clients=st.integers(2, 60), newcomers=st.integers(0, 2), seed=st.integers(0, 99))
@@ -244,12 +249,15 @@ def test_a_client_that_never_replies_is_not_drawn_more_and_more(
     assert np.mean(probabilities) <= 1.5 / clients
 
 
-@pytest.mark.parametrize("multiple", [3.0, 100.0])
+@pytest.mark.parametrize(("multiple", "most"), [(3.0, 0.65), (100.0, 1.2)])
 @pytest.mark.parametrize(("clients", "size"), [(12, 3), (100, 10)])
-def test_a_large_client_that_stops_to_reply_is_given_up(clients: int, size: int, multiple: float) -> None:
-    """It replied for 100 rounds: 50 rounds after it stopped, its probability is at most 1.5 times its prior.
+def test_a_large_client_that_stops_replying_is_given_up(
+    clients: int, size: int, multiple: float, most: float
+) -> None:
+    """It replied for 100 rounds, then never: its probability over its prior, from 50 rounds after that.
 
-    In 20 seeds of each kind no run had a mean above 1.01 times. Its first reply brings it back.
+    In 20 seeds of each kind no mean was above 0.60 and 1.03; without the rule for misses in a row they are
+    0.7 to 1.2, and 1.25 to 2.7.
     """
     rng = np.random.default_rng(3)
     levels = np.exp(0.5 * rng.normal(size=clients))
@@ -260,22 +268,40 @@ def test_a_large_client_that_stops_to_reply_is_given_up(clients: int, size: int,
         cohort = sampler.draw()
         norms = levels[cohort.clients] * np.exp(0.3 * rng.normal(size=len(cohort)))
         sampler.observe(cohort, np.where((cohort.clients == 0) & (round_index >= 100), np.nan, norms))
-        if round_index == 99:
-            assert sampler.probabilities([0])[0] > 1.5 / clients
         if round_index >= 150:
             probabilities.append(float(sampler.probabilities([0])[0]))
-    assert np.mean(probabilities) <= 1.5 / clients
+    assert np.mean(probabilities) <= most / clients
     assert sampler.reply_rate([0])[0] < 1e-3
     while 0 not in (cohort := sampler.draw()).clients:
         sampler.observe(cohort, levels[cohort.clients])
     sampler.observe(cohort, levels[cohort.clients])
-    assert sampler.reply_rate([0])[0] > 0.1
+    assert sampler.reply_rate([0])[0] > 0.09
 
 
-def test_a_client_that_replies_now_and_then_is_not_given_up() -> None:
-    """One of ten draws, and 60 misses in a row: they are no more than an accident, (1 - 0.1)^60 = 0.002."""
-    assert believed_chance(np.array([0.1]), np.array([0.1]), np.array([60.0])) == 0.1
-    assert believed_chance(np.array([0.1]), np.array([0.1]), np.array([200.0])) < 1e-3
+def test_clients_that_reply_now_and_then_are_rarely_given_up() -> None:
+    """Half of the clients reply in one of ten rounds; few of them count as gone at a time."""
+    rng = np.random.default_rng(1)
+    chances = np.where(np.arange(100) < 50, 0.1, 1.0)
+    sampler = default_sampler(100, 10, seed=1)
+    gone = []
+    for round_index in range(600):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(rng.random(10) < chances[cohort.clients], 1.0, np.nan))
+        if round_index >= 200:
+            gone.append(np.mean(sampler.reply_rate(np.arange(50)) <= 2e-4))
+    assert np.mean(gone) < 0.1
+
+
+def test_an_outage_gives_nobody_up() -> None:
+    """Nobody replies for 200 rounds: the misses of that time do not count, and all come back as they were."""
+    sampler = default_sampler(12, 3, seed=2)
+    for round_index in range(300):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.full(3, np.nan if round_index >= 100 else 1.0))
+    assert sampler._seen["misses"].max() == 0.0
+    for _ in range(40):
+        sampler.observe(sampler.draw(), np.ones(3))
+    assert sampler.probabilities().max() < 2.0 / 12
 
 
 def test_a_client_that_returns_is_back_at_its_place() -> None:

@@ -281,16 +281,16 @@ def test_first_lies_are_learnt_again_clipped(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILD_ALL)
 def test_first_lies_of_a_client_that_leaves_are_forgotten(name: str) -> None:
-    """To the bit what a sampler knows that heard only the others, before and after a resume."""
+    """To the bit what a sampler knows that heard only the others, silence too, before and after a resume."""
     liar, twin = (BUILD_ALL[name](num_clients=40, cohort_size=5, guard=g, seed=3) for g in (Guard(), None))
-    told: list[Any] = []
+    told: list[tuple[Any, Any]] = []
     left = -1
     while not guard_of(liar)._begun:
         cohort = liar.draw()
-        left = left if told else cohort.clients[0]
-        stay = cohort.clients != left
-        told.append((cohort.only(stay), np.ones(np.count_nonzero(stay))))
-        liar.observe(cohort, np.where(stay, 1.0, 1e6))
+        left = int(cohort.clients[0]) if left < 0 else left
+        norms = np.where((cohort.clients % 7 == 3) & (cohort.clients != left), np.nan, 1.0)
+        liar.observe(cohort, np.where(cohort.clients == left, 1e6, norms))
+        told.append((cohort, norms))
         if len(told) == 1:
             liar.remove_clients([left])
             resumed = BUILD_ALL[name](num_clients=40, cohort_size=5, guard=Guard(), seed=9)
@@ -299,7 +299,10 @@ def test_first_lies_of_a_client_that_leaves_are_forgotten(name: str) -> None:
     twin.remove_clients([left])
     twin._begin()
     for cohort, norms in told:
-        twin._learn(cohort, twin._weights.log_feedback(cohort.clients, norms))
+        replied, here = ~np.isnan(norms), cohort.clients != left
+        twin._miss(cohort.clients[~replied & here], outage=False)
+        heard = cohort.replied(replied).only(here[replied])
+        twin._learn(heard, twin._weights.log_feedback(heard.clients, np.ones(len(heard))))
     assert np.array_equal(liar.distribution.everybody(), twin.distribution.everybody())
 
 

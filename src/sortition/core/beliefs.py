@@ -45,8 +45,8 @@ as the last time."""
 REPLIES = (2.0, 10.0)
 """The chance to reply: how many draws all clients' chance counts for, and the draws that are remembered."""
 SURE, GONE = 0.9, 1e-6
-"""A client has gone when its misses in a row are less likely than the second number, by the chance to reply
-that it had before them, or by the first number if that is less."""
+"""A client is taken to have gone when its misses in a row are less likely than the second number, by its
+chance to reply before them, or by the first number if that is less."""
 LEAST_CHANCE = 1e-4
 """A client's chance to reply is taken to be at least this. The prior's share finds it when it returns."""
 LEAST_SPREAD = 1e-3
@@ -174,9 +174,9 @@ class Beliefs:
         """p."""
         return (1.0 - self.people.share) * self.learnt() + self.people.share * self._prior
 
-    def miss(self, clients: IntArray) -> None:
-        """``clients`` were drawn and did not reply."""
-        self._count(clients, 0.0)
+    def miss(self, clients: IntArray, outage: bool = False) -> None:
+        """``clients`` were drawn and did not reply; in an ``outage``, nobody of the cohort did."""
+        self._count(clients, 0.0, outage)
         self._follow_strangers()
         self._set(clients)
 
@@ -205,8 +205,11 @@ class Beliefs:
 
     # Details -----------------------------------------------------------------------------------------
 
-    def _count(self, clients: IntArray, reply: float) -> None:
-        """A running mean of replies, which starts from all clients' chance."""
+    def _count(self, clients: IntArray, reply: float, outage: bool = False) -> None:
+        """A running mean of replies, which starts from all clients' chance.
+
+        In an outage nobody is taken to have gone.
+        """
         people = self.people
         people.drawn += len(clients)
         people.replied += reply * len(clients)
@@ -216,7 +219,7 @@ class Beliefs:
         self.tries[clients] = np.minimum(np.where(new, first, self.tries[clients]) + 1.0, most)
         self.chance[clients] = before + (reply - before) / self.tries[clients]
         self.before[clients] = np.where(self.misses[clients] == 0.0, before, self.before[clients])
-        self.misses[clients] = 0.0 if reply else self.misses[clients] + 1.0
+        self.misses[clients] = 0.0 if reply else self.misses[clients] + (0.0 if outage else 1.0)
 
     def _weigh_prior(
         self, weights: FloatArray, log_feedback: FloatArray, p: FloatArray, q: FloatArray, prior: FloatArray
@@ -335,17 +338,17 @@ class Beliefs:
         twice_h = own * self.mean[clients] + (1.0 - own) * stranger
         chance = believed_chance(self.chance[clients], self.before[clients], self.misses[clients])
         self._touched[clients] = True
-        self._log[clients] = 0.5 * (twice_h + np.log(np.maximum(chance, LEAST_CHANCE)))
+        self._log[clients] = 0.5 * (twice_h + np.log(chance))
 
 
 def believed_chance(chance: FloatArray, before: FloatArray, misses: FloatArray) -> FloatArray:
     r""":math:`\rho`, the mean over the last draws; next to 0 if its misses in a row say that it has gone.
 
-    >>> believed_chance(np.array([0.5, 0.5]), np.array([0.9, 0.5]), np.array([7.0, 7.0])).round(3)
-    array([0.05, 0.5 ])
+    >>> believed_chance(np.array([0.5, 0.5]), np.array([0.9, 0.5]), np.array([8.0, 8.0])).round(3)
+    array([0.005, 0.5  ])
     """
     likely: FloatArray = (1.0 - np.minimum(before, SURE)) ** misses
-    return np.asarray(chance * np.minimum(likely / GONE, 1.0))
+    return np.asarray(np.maximum(chance * np.minimum(likely / GONE, 1.0), LEAST_CHANCE))
 
 
 def deviation(x: FloatArray, mean: FloatArray) -> FloatArray:

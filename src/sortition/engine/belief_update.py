@@ -76,13 +76,16 @@ def _chance(people: Any) -> float:
 
 
 @njit(cache=True)
-def _count(people: Any, client: Any, reply: float, size: float) -> None:
+def _count(people: Any, client: Any, reply: float, outage: bool, size: float) -> None:
     """A running mean of replies, which starts from all clients' chance; ``people`` has the new reply."""
     if client.tries == 0.0:
         client.tries, client.chance, client.size = REPLIES[0], _chance(people), size
     if client.misses == 0.0:
         client.before = client.chance
-    client.misses = 0.0 if reply > 0.0 else client.misses + 1.0
+    if reply > 0.0:
+        client.misses = 0.0
+    elif not outage:
+        client.misses += 1.0
     client.tries = min(client.tries + 1.0, REPLIES[1])
     client.chance += (reply - client.chance) / client.tries
     client.drawn += 1.0
@@ -91,7 +94,7 @@ def _count(people: Any, client: Any, reply: float, size: float) -> None:
 
 @njit(cache=True)
 def _believed_chance(client: Any) -> float:
-    """``core.beliefs.believed_chance``, at least ``LEAST_CHANCE``."""
+    """``core.beliefs.believed_chance``."""
     chance = client.chance
     if client.misses > 0.0:
         chance *= min((1.0 - min(client.before, SURE)) ** client.misses / GONE, 1.0)
@@ -285,9 +288,15 @@ Taken = tuple[int, int, bool, float, float, bool]
 
 @njit(cache=True)
 def miss(
-    people_array: Any, seen: Any, clients: IntArray, center: float, sizes_differ: bool, learnt: Fields
+    people_array: Any,
+    seen: Any,
+    clients: IntArray,
+    outage: bool,
+    center: float,
+    sizes_differ: bool,
+    learnt: Fields,
 ) -> Taken:
-    """``Beliefs.miss``: ``clients`` were drawn and did not reply.
+    """``Beliefs.miss``: ``clients`` were drawn and did not reply; in an ``outage``, nobody of the cohort did.
 
     ``center`` is what the logarithms of prior masses are relative to in c, and ``learnt`` is
     ``ReweightedPrior.learnt_fields``.
@@ -297,7 +306,7 @@ def miss(
     log_masses = np.log(masses_of(prior, clients))
     people.drawn += slots.size
     for i in range(slots.size):
-        _count(people, seen[slots[i]], 0.0, log_masses[i] - center)
+        _count(people, seen[slots[i]], 0.0, outage, log_masses[i] - center)
     return count, new_own, *_take(people, seen, slots, unseen_mass, sizes_differ, learnt)
 
 
@@ -331,7 +340,7 @@ def learn(
     people.drawn += slots.size
     people.replied += slots.size
     for i in range(slots.size):
-        _count(people, seen[slots[i]], 1.0, log_masses[i] - center)
+        _count(people, seen[slots[i]], 1.0, False, log_masses[i] - center)
     log_feedback = log_feedback + log_unit
     x = log_feedback - 2.0 * log_masses
     something = log_feedback.max() > -np.inf

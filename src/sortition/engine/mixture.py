@@ -327,9 +327,10 @@ class ExpertMixture(Distribution):
         return self._line(self._slots.other_fields) if self._slots.set_apart(hints) else None
 
     def _line(self, trees: Fields) -> ProbabilityLine:
-        prior, places, _, experts, _ = self._fields()
-        own = tuple(self._unseen_own.arrays)
-        return ProbabilityLine(prior, places, trees, experts, self._unseen.in_block, own)
+        in_block, own = self.num_unseen - self._unseen_own_count, tuple(self._unseen_own.arrays)
+        return ProbabilityLine(
+            self.roster.fields, self._table.places, trees, self.expert_fields, in_block, own
+        )
 
     def everybody(self) -> FloatArray:
         """The mixed probabilities of all ids: the one call whose cost grows with their number."""
@@ -474,8 +475,6 @@ class ExpertMixture(Distribution):
 
     @property
     def _unseen(self) -> Unseen:
-        if not self._unseen_own.size:
-            return Unseen(self.num_unseen, 0.0)
         return Unseen(self.num_unseen - self._unseen_own_count, self._unseen_own.total)
 
     def _count_unseen(self) -> None:

@@ -192,9 +192,10 @@ def cohort_bytes(cohort: Cohort) -> bytes:
     """``pack(cohort_values(cohort))``, with a header that is made once for all cohorts of one length."""
     if cohort.available is not None:
         return pack(cohort_values(cohort))
-    parts = [getattr(cohort, name).tobytes() for name in _PARTS]
     ticket = int(cohort.ticket).to_bytes(8, "little", signed=True)
-    return b"".join((_cohort_header(cohort.cohort_size, len(cohort)), ticket, *parts))
+    header = _cohort_header(cohort.cohort_size, len(cohort))
+    parts: Any = (header, ticket, cohort.clients, cohort.counts, cohort.probabilities, cohort.weights)
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=1024)

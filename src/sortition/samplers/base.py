@@ -36,10 +36,10 @@ from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster, all_known, all_replied
 from sortition.engine.compiling import tell_who_waits
 from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
-from sortition.samplers.guard import GuardState
+from sortition.samplers.guard import GuardState, Replies
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 LARGEST_SEED = 2**64 - 1
 LARGEST_ROUND = 2**62
 SUMS_TO_ONE = 1e-6
@@ -156,8 +156,8 @@ class BaseSampler(ABC):
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``_state`` gave, right after ``_begin``."""
 
-    def _miss(self, clients: IntArray) -> None:  # noqa: B027 - most need not know
-        """``clients`` were drawn and did not reply."""
+    def _miss(self, clients: IntArray, outage: bool) -> None:  # noqa: B027 - most need not know
+        """``clients`` were drawn and did not reply; in an ``outage``, nobody of the cohort did."""
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
         """Add newcomers to the distribution and return their ids; ``client_weights`` as they were given."""
@@ -223,11 +223,7 @@ class BaseSampler(ABC):
         of them take part, with weight one (Appendix D.2).
         """
         ids = None if available is None else self._available(available)
-        weighed = self._weighed_draw(ids)
-        for array_of_cohort in weighed:
-            array_of_cohort.setflags(write=False)  # nobody else has them, so no copy is needed
-        cohort = Cohort(self._round_index, self._cohort_size, *weighed)
-        object.__setattr__(cohort, "available", ids)  # checked above, and nobody else has them
+        cohort = Cohort.owning(self._round_index, self._cohort_size, self._weighed_draw(ids), 0, ids)
         ticket = cohort.checksum(self._name())
         object.__setattr__(cohort, "ticket", ticket)
         self._open[self._round_index] = ticket
@@ -250,8 +246,11 @@ class BaseSampler(ABC):
         heard = cohort
         if not complete:
             replied = ~np.isnan(values)
-            silent = cohort.clients[~replied]
-            self._miss(silent[self._roster.present(silent)] if self._roster.anybody_left else silent)
+            here = ~replied & self._roster.present(cohort.clients) if self._roster.anybody_left else ~replied
+            outage = not replied.any()
+            self._miss(cohort.clients[here], outage)
+            if self._guard is not None and not outage:
+                self._guard.keep_silent(cohort, here)
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)
@@ -260,10 +259,19 @@ class BaseSampler(ABC):
             if self._guard is not None:
                 anew, judged = self._guard.judge(heard, values)
             if anew:
-                self._begin()
-            for part, told in judged:
-                self._learn(part, self._weights.log_feedback(part.clients, told))
+                self._learn_again(judged)
+            else:
+                self._learn(heard, self._weights.log_feedback(heard.clients, judged[0][1]))
         del self._open[cohort.round_index]
+
+    def _learn_again(self, told: Replies) -> None:
+        """Forget what was learnt, and learn this; norms that are nan are of clients that did not reply."""
+        self._begin()
+        for cohort, norms in told:
+            if np.isnan(norms).any():
+                self._miss(cohort.clients, outage=False)
+            else:
+                self._learn(cohort, self._weights.log_feedback(cohort.clients, norms))
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Learn from a cohort that another sampler drew; its weights say how it was drawn."""

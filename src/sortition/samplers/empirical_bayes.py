@@ -76,8 +76,8 @@ class EmpiricalBayesSampler(BaseSampler):
     def reply_rate(self, clients: ArrayLike | None = None) -> FloatArray:
         """The chance to reply of all clients, by id, or of ``clients``: a mean over their last draws.
 
-        A client that was never drawn has that of all clients. One that has missed so many draws in a row
-        that this is no accident is taken to have gone: its chance is next to 0 until it replies.
+        A client that was never drawn has that of all clients. One that has missed so many draws in a row that
+        it seems to have gone has next to 0, until it replies; rounds in which nobody replied do not count.
         """
         slots, seen = self._records(clients)
         tried = (slots >= 0) & (seen["tries"] > 0.0)
@@ -130,9 +130,9 @@ class EmpiricalBayesSampler(BaseSampler):
         )
         self._take(*taken)
 
-    def _miss(self, clients: IntArray) -> None:
+    def _miss(self, clients: IntArray, outage: bool) -> None:
         learnt = self._room_for(len(clients))
-        self._take(*miss(self._people, self._seen, clients, self._center, self._sizes_differ, learnt))
+        self._take(*miss(self._people, self._seen, clients, outage, self._center, self._sizes_differ, learnt))
 
     def _room_for(self, more: int) -> Fields:
         """What a kernel changes, with room for ``more`` clients."""

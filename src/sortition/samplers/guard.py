@@ -59,19 +59,7 @@ Shares = tuple[IntArray, FloatArray, float, IntArray]
 NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0, np.zeros(0, dtype=np.int64))
 NO_OUTLIERS = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
 Replies = list[tuple[Cohort, FloatArray]]
-"""Cohorts and the norms of the clients that replied."""
-
-
-def among(clients: IntArray, ascending: IntArray) -> BoolArray:
-    """Which of ``clients`` are in ``ascending``.
-
-    >>> among(np.array([4, 1]), np.array([1, 2])).tolist()
-    [False, True]
-    """
-    if not len(ascending):
-        return np.zeros(len(clients), dtype=bool)
-    places = np.minimum(np.searchsorted(ascending, clients), len(ascending) - 1)
-    return np.asarray(ascending[places] == clients)
+"""Cohorts and the norms of the clients that replied; or those that did not, with nan."""
 
 
 class GuardState:
@@ -128,7 +116,7 @@ class GuardState:
         left, all are learnt again, clipped.
         """
         before, self._share = self._outliers, None
-        anybody, others = norm_window.remember(
+        above, others = norm_window.remember(
             *self._window,
             cohort.clients,
             cohort.counts,
@@ -144,13 +132,18 @@ class GuardState:
             )
             self._weighed = None
         if self._begun:
-            return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
+            return False, [(cohort, self._clipped(cohort.clients, norms, before) if above else norms)]
         self._first.append((cohort, norms.copy()))
-        if sum(len(told) for _, told in self._first) < MANY:
+        if sum(np.count_nonzero(~np.isnan(told)) for _, told in self._first) < MANY:
             return False, [(cohort, norms)]
         first, self._first, self._begun = self._first, [], True
         judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
         return (True, judged) if self._hits or self._dropped else (False, [(cohort, norms)])
+
+    def keep_silent(self, cohort: Cohort, silent: BoolArray) -> None:
+        """Keep who did not reply among the first replies, in case these are learnt again."""
+        if not self._begun and silent.any():
+            self._first.append((cohort.only(silent), np.full(np.count_nonzero(silent), np.nan)))
 
     def _clipped(self, clients: IntArray, norms: FloatArray, before: IntArray) -> FloatArray:
         """The norms, clipped; ``before`` are the clients that were outliers before this cohort.
@@ -160,15 +153,13 @@ class GuardState:
         """
         outlier, clip, _ = self._bounds.tolist()
         outlier, clip = math.exp(min(outlier, LARGEST_LOG)), math.exp(min(clip, LARGEST_LOG))
-        if norm_window.all_below(clients, self._initial_clients, norms, clip):
-            return norms
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
             self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
         clipped = np.minimum(norms, clip)
         new = clients >= self._initial_clients
         if new.any():
-            new &= ~among(clients, before)
+            new &= ~np.isin(clients, before)
             clipped[new] = np.minimum(norms[new], outlier)
         return clipped
 
@@ -225,10 +216,10 @@ class GuardState:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
         norm_window.forget(*self._window, clients)
         self._weighed = self._share = None
-        here = ~among(self._outliers, clients)
+        here = ~np.isin(self._outliers, clients)
         self._outliers, self._means = self._outliers[here], self._means[here]
         self._counts, self._hints = self._counts[here], self._hints[here]
-        stay = [~among(cohort.clients, clients) for cohort, _ in self._first]
+        stay = [~np.isin(cohort.clients, clients) for cohort, _ in self._first]
         self._dropped = self._dropped or not all(which.all() for which in stay)
         self._first = [
             (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
@@ -316,7 +307,8 @@ def _first_replies(state: Mapping[str, Any], ids: int) -> Replies:
         raise StateError("state has 'guard.first_sizes' that disagree with 'guard.first_drawn'")
     check("guard.first_drawn", drawn, drawn >= ((0,), (1,)), "ids, and counts above 0")
     check("guard.first_drawn", drawn[0], drawn[0] < ids, f"from 0 to {ids - 1}")
-    check("guard.first_told", told, (told >= 0.0) & np.isfinite(told), "finite and not negative")
+    right = ((told >= 0.0) & np.isfinite(told)) | np.isnan(told)
+    check("guard.first_told", told, right, "finite and not negative, or nan for no reply")
     check("guard.first_told", told[:2], told[:2] > 0.0, "above 0 (norms may be 0)")
     parts = np.split(np.arange(drawn.shape[1]), np.cumsum(sizes[:, 2])[:-1]) if len(sizes) else []
     return [
