@@ -74,13 +74,16 @@ def last_layer_norms(
         if arrays is not None:
             z, y, h = arrays
             found = np.empty(len(z), z.dtype)
-            _check_classes(logits, targets, softmax_norms(z, y, h, found, bias))
+            wrong = softmax_norms(z, y, h, found, bias)
+            if wrong >= 0:
+                raise _no_class(logits, targets, wrong)
             return torch.from_numpy(found)
     if classes:
         arrays = _on_cpu(targets)
         if arrays is not None:
             outside = (arrays[0] < 0) | (arrays[0] >= logits.shape[1])
-            _check_classes(logits, targets, int(outside.argmax()) if outside.any() else -1)
+            if outside.any():
+                raise _no_class(logits, targets, int(outside.argmax()))
     outputs = _numbers(logits)
     if softmax:
         outputs = torch.softmax(outputs, 1)
@@ -118,20 +121,19 @@ def _on_cpu(*tensors: Tensor) -> list[NDArray[Any]] | None:
         return None
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return None
-    if not all(type(tensor) is Tensor and tensor.is_cpu for tensor in tensors):
-        return None
+    for tensor in tensors:
+        if type(tensor) is not Tensor or not tensor.is_cpu:
+            return None
     try:
         return [tensor.numpy(force=True) for tensor in tensors]
     except RuntimeError:  # in a transform of torch.func they have no memory
         return None
 
 
-def _check_classes(logits: Tensor, targets: Tensor, wrong: int) -> None:
-    """``wrong`` is the first row whose target is no class, or -1."""
-    if wrong >= 0:
-        raise ConfigurationError(
-            f"targets must be classes from 0 to {logits.shape[1] - 1}, got {targets[wrong]} in row {wrong}"
-        )
+def _no_class(logits: Tensor, targets: Tensor, row: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"targets must be classes from 0 to {logits.shape[1] - 1}, got {targets[row]} in row {row}"
+    )
 
 
 @njit(cache=True, fastmath={"reassoc", "contract"})
