@@ -4,6 +4,7 @@ r"""Adaptive mini-batches against random reshuffling: softmax regression, a smal
         [--data DIR] [--out FILE]
     python benchmarks/batches.py decay [--problems A,B] [--seeds 10]
     python benchmarks/batches.py squares [--seeds 10]
+    python benchmarks/batches.py groups [--seeds 10]
     python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 10] [--jobs 2]
     python benchmarks/batches.py time
     python benchmarks/batches.py figure --out FILE --svg FILE.svg     # of what softmax --out FILE has written
@@ -21,6 +22,10 @@ makes of the first epoch's norms: the sampling variance over that of uniform dra
 *squares*: least squares, 10,000 rows of log-normal length (deviation 1.5), epochs until the loss above the
 least possible one is 1% of what it was. Row i has the Lipschitz constant :math:`L_i = \|x_i\|^2`; "from L" is
 a start from :math:`p \propto L`, and "fixed L" stays there.
+
+*groups*: no training, but 100 groups of 100 examples whose norms are drawn afresh at each visit. What the
+released sampler with ``groups`` and the default sampler over the groups make of them in 15 epochs: the
+variance of a batch over that of uniform draws, with the true mean squares of the groups.
 
 *cnn*: Fashion-MNIST, 5,000 training images, balanced or with a long tail (the rarest class a hundredth of the
 most frequent one), 6 epochs. All samplers have RR's step: that of ``CNN_STEPS`` with the lowest training loss
@@ -582,6 +587,81 @@ def least_squares(options: argparse.Namespace) -> None:
         print(f"| {name} | {step:.2g} | {np.median(found):.2f} | {never} of {len(found)} |", flush=True)
 
 
+# Groups --------------------------------------------------------------------------------------------------
+
+GROUPS, GROUP_SIZE = 100, 100
+RARE = {f"norms of 10 with probability {q:g}": q for q in (0.3, 0.1, 0.03)}
+GROUP_ROWS = (*RARE, "log-normal")
+GROUP_SAMPLERS = (ADAPTIVE, "empirical Bayes")
+
+
+class Noise(NamedTuple):
+    """The norms of a group: with probability ``share`` log-normal about ``levels``, else 0.001."""
+
+    levels: FloatArray
+    shares: FloatArray
+    deviations: FloatArray
+
+    def norms(self, groups: IntArray, generator: np.random.Generator) -> FloatArray:
+        """One of each of ``groups``."""
+        spread = np.exp(self.deviations[groups] * generator.normal(size=len(groups)))
+        large = generator.random(len(groups)) < self.shares[groups]
+        return np.where(large, self.levels[groups] * spread, 1e-3)
+
+    def mean_squares(self) -> FloatArray:
+        """Their true ones."""
+        return self.shares * self.levels**2 * np.exp(2.0 * self.deviations**2) + (1.0 - self.shares) * 1e-6
+
+
+def group_noise(row: str, generator: np.random.Generator) -> Noise:
+    """Half of the groups have rare large norms, the others 1; or levels and noise are log-normal."""
+    if row in RARE:
+        half = np.arange(GROUPS) < GROUPS // 2
+        return Noise(np.where(half, 10.0, 1.0), np.where(half, RARE[row], 1.0), np.zeros(GROUPS))
+    levels = np.exp(generator.normal(size=GROUPS))
+    return Noise(levels, np.ones(GROUPS), generator.uniform(0.0, 1.5, size=GROUPS))
+
+
+def group_epochs(name: str, noise: Noise, seed: int, generator: np.random.Generator) -> Iterator[FloatArray]:
+    """The probabilities of the groups before each epoch."""
+    size, labels = GROUPS * GROUP_SIZE, np.repeat(np.arange(GROUPS), GROUP_SIZE)
+    if name == ADAPTIVE:
+        batches = AdaptiveBatchSampler(size, BATCH, groups=labels, seed=seed)
+        for _ in range(EPOCHS):
+            yield batches.probabilities().reshape(GROUPS, -1).sum(axis=1)
+            list(batches)
+            for ticket in batches.tickets():
+                ticket.observe(noise.norms(labels[ticket.examples], generator))
+        return
+    sampler = default(GROUPS, seed)
+    for _ in range(EPOCHS):
+        yield sampler.probabilities()
+        for _ in range(-(-size // BATCH)):
+            cohort = sampler.draw()
+            squares = noise.norms(np.repeat(cohort.clients, cohort.counts), generator) ** 2
+            starts = np.cumsum(cohort.counts) - cohort.counts
+            sampler.observe(cohort, np.sqrt(np.add.reduceat(squares, starts) / cohort.counts))
+
+
+def grouped(options: argparse.Namespace) -> None:
+    """The variance of a batch over that of uniform draws: the mean from the second epoch on, the worst."""
+    names = " | ".join(f"{name} | its worst seed" for name in GROUP_SAMPLERS)
+    print(f"| variance over uniform's | least possible | {names} |\n" + "|---" * 6 + "|")
+    for row in GROUP_ROWS:
+        least, found = [], {name: list[float]() for name in GROUP_SAMPLERS}
+        for seed in range(1, 2 * options.seeds, 2):
+            noise = group_noise(row, np.random.default_rng([seed, 2114]))
+            squares = noise.mean_squares()
+            uniform = GROUPS * squares.sum()
+            least.append(np.sqrt(squares).sum() ** 2 / uniform)
+            for name in GROUP_SAMPLERS:
+                every = group_epochs(name, noise, seed, np.random.default_rng([seed, 2115]))
+                ratios = [(squares / p).sum() / uniform for p in every]
+                found[name].append(float(np.mean(ratios[1:])))
+        cells = " | ".join(f"{shown(values, 2)} | {max(values):.2f}" for values in found.values())
+        print(f"| {row} | {np.mean(least):.2f} | {cells} |", flush=True)
+
+
 # A small CNN ---------------------------------------------------------------------------------------------
 
 CNN_EPOCHS, TRAIN, TEST = 6, 5_000, 4_000
@@ -696,6 +776,8 @@ def cnn(options: argparse.Namespace) -> None:
 
 BLOCK, WARM = 25, 3
 """Steps of a kind in a row, and how many of these only fill the processor's caches."""
+FIRSTS = 6
+"""So many values hold their true median between them with 95%."""
 
 
 def timing(options: argparse.Namespace) -> None:
@@ -704,9 +786,9 @@ def timing(options: argparse.Namespace) -> None:
     Not step by step: what only every other step uses is no longer in the processor's cache. Not whole epochs:
     the machine changes meanwhile. Of each block the lower quartile and the median of its steps are taken.
     Differences are those of neighbouring blocks; printed is their median, with an interval that holds the
-    true one with 95%. The first step of an epoch is apart: what it takes longer is spread over its epoch. It
-    is the time of the processor, in which other programs do not count; the clock's is printed, too, and that
-    of the parts.
+    true one with 95%. The first step of an epoch is apart: what it takes longer is spread over its epoch, and
+    its error is part of the interval. It is the time of the processor, in which other programs do not count;
+    the clock's is printed, too, and that of the parts.
     """
     torch.set_num_threads(1)
     images, labels, _, _ = fashion(False, 1, options.data)
@@ -717,6 +799,9 @@ def timing(options: argparse.Namespace) -> None:
     usual = DataLoader(data, batch_size=BATCH, shuffle=True)
     own = TicketLoader(DataLoader(data, batch_sampler=AdaptiveBatchSampler(len(data), BATCH)))
     now, clock = time.thread_time, time.perf_counter
+    least = FIRSTS * len(own) // BLOCK + 1
+    if options.repeats < least:
+        raise SystemExit(f"--repeats must be {least} at least, for {FIRSTS} epochs, got {options.repeats}")
 
     def plain(batch: Any) -> list[float]:
         x, y = batch
@@ -765,12 +850,15 @@ def timing(options: argparse.Namespace) -> None:
             blocks[name].append(np.percentile(rest, (25, 50), axis=0))
             if repeat:
                 firsts[name] += [numbers[0] - blocks[name][-1][1, 0] for first, numbers in taken if first]
-    plan = (np.median(firsts[ADAPTIVE]) - np.median(firsts[RR])) / len(own)
+    begin = {name: np.array(values) / len(own) for name, values in firsts.items()}
+    plan = np.median(begin[ADAPTIVE]) - np.median(begin[RR])
     for which, what in enumerate(("lower quartiles", "medians")):
         theirs, ours = (np.array(blocks[name])[:, which] for name in (RR, ADAPTIVE))
         extra = ours[:, :3] - theirs[:, :3]
-        low, high = plan + median_interval(extra[:, 0])
         whole, batch, by_clock = np.median(extra, axis=0)
+        errors = [median_errors(each) for each in (extra[:, 0], begin[ADAPTIVE], -begin[RR])]
+        below, above = np.sqrt(np.square(errors).sum(axis=0))  # of a sum of independent medians
+        low, high = whole + plan - below, whole + plan + above
         norms, observe, mean = np.median(ours, axis=0)[3:]
         print(
             f"{what}: a plain step and its batch take {np.median(theirs[:, 0]):.0f} us, an adaptive one "
@@ -780,11 +868,11 @@ def timing(options: argparse.Namespace) -> None:
         )
 
 
-def median_interval(values: FloatArray) -> FloatArray:
-    """Two of the values that hold the median between them with a probability of 95% (the signs' test)."""
-    ordered = np.sort(values)
+def median_errors(values: FloatArray) -> tuple[float, float]:
+    """How far below and above the median an interval goes that holds the true one with 95% (signs' test)."""
+    ordered, middle = np.sort(values), np.median(values)
     outside = max(int(binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
-    return ordered[[outside, -1 - outside]]
+    return float(middle - ordered[outside]), float(ordered[-1 - outside] - middle)
 
 
 def figure(options: argparse.Namespace) -> None:
@@ -872,6 +960,7 @@ def main() -> None:
         "softmax": softmax,
         "decay": decaying,
         "squares": least_squares,
+        "groups": grouped,
         "cnn": cnn,
         "time": timing,
         "figure": figure,
@@ -884,7 +973,7 @@ def main() -> None:
     made["softmax"].add_argument("--samplers", default="")
     for name in ("softmax", "decay"):
         made[name].add_argument("--problems", default="")
-    for name in ("softmax", "decay", "squares", "cnn"):
+    for name in ("softmax", "decay", "squares", "groups", "cnn"):
         made[name].add_argument("--seeds", type=int, default=10)
     made["cnn"].add_argument("--rows", default="", help="separated by ;")
     made["time"].add_argument("--repeats", type=int, default=300)

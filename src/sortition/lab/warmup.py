@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 
 from sortition import Memory
@@ -17,7 +19,10 @@ TASKS = tuple(
 
 
 def warm_up(progress: Progress | None = None) -> None:
-    """Play a few rounds with every sampler in every design: all replies, silence, joins, leaves, a memory."""
+    """Play a few rounds with every sampler in every design: all replies, silence, joins, leaves, a memory.
+
+    With torch, the norms of the last layer, too.
+    """
     for done, (name, design) in enumerate(TASKS, start=1):
         _play(name, design)
         if progress is not None:
@@ -25,6 +30,8 @@ def warm_up(progress: Progress | None = None) -> None:
     cohort = CONTESTANTS["uniform"](_trial("fixed_size")).draw()
     memory = Memory(num_parameters=3, num_clients=NUM_CLIENTS)
     memory.combine(cohort, np.ones((len(cohort), 3)), np.full(len(cohort), 1.0 / NUM_CLIENTS))
+    if find_spec("torch") is not None:
+        _measure_norms()
 
 
 def _trial(design: str) -> Trial:
@@ -54,3 +61,14 @@ def _play(name: str, design: str) -> None:
             sampler.add_clients(2)  # type: ignore[attr-defined]  # ours all have it
             sampler.remove_clients([100])  # type: ignore[attr-defined]
     sampler.probabilities()
+
+
+def _measure_norms() -> None:
+    import torch
+
+    from sortition.integrations.torch.last_layer import PRECISE, last_layer_norms
+
+    for dtype in PRECISE:
+        last_layer_norms(
+            torch.zeros(1, 2, dtype=dtype), torch.zeros(1, dtype=torch.int64), torch.zeros(1, 3, dtype=dtype)
+        )

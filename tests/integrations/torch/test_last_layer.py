@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from numba import njit
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+
 from sortition import ConfigurationError  # noqa: E402
 from sortition.integrations.torch import last_layer, last_layer_norms  # noqa: E402
+from sortition.lab import warmup  # noqa: E402
 
 SINGLE, DOUBLE = torch.float32, torch.float64
 B, WIDTH, OUTPUTS = 6, 5, 4
@@ -36,17 +41,30 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def norms(*args: Any, **options: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(last_layer, "FEW", 0)
+            patch.setattr(last_layer, "softmax_norms", None)
+            patch.setattr(last_layer, "FEW", -1)
+            return last_layer_norms(*args, **options)
+
+    return norms
+
+
+@pytest.fixture
+def by_loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The norms as the loop for small batches computes them; no other way will do."""
+
+    def norms(*args: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(last_layer, "_numbers", None)
             return last_layer_norms(*args, **options)
 
     return norms
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_softmax(bias: bool, by_torch: Any) -> None:
+def test_softmax(bias: bool, by_torch: Any, by_loop: Any) -> None:
     features, targets = torch.randn(B, WIDTH, dtype=torch.float64), torch.randint(OUTPUTS, (B,))
     logits, wanted = by_autograd(torch.nn.functional.cross_entropy, bias, features, targets)
-    found = last_layer_norms(logits, targets, features, bias=bias)
+    found = by_loop(logits, targets, features, bias=bias)
     assert not found.requires_grad
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(by_torch(logits, targets, features, bias=bias), wanted)
@@ -54,12 +72,12 @@ def test_softmax(bias: bool, by_torch: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
 @pytest.mark.parametrize("shape", [(B, OUTPUTS, WIDTH), (32, 10, 64), (7, 1, 3), (5, 4, 0), (0, 4, 3)])
-def test_the_loop_for_small_batches_equals_torch(dtype: Any, shape: Any, by_torch: Any) -> None:
+def test_the_loop_for_small_batches_equals_torch(dtype: Any, shape: Any, by_torch: Any, by_loop: Any) -> None:
     size, outputs, width = shape
     logits = torch.randn(size, outputs, dtype=dtype, requires_grad=True)
     features = torch.randn(size, width, dtype=dtype, requires_grad=True)
     targets = torch.randint(outputs, (size,))
-    found = last_layer_norms(logits, targets, features)
+    found = by_loop(logits, targets, features)
     assert not found.requires_grad
     torch.testing.assert_close(found, by_torch(logits, targets, features), rtol=1e-6, atol=1e-7)
 
@@ -68,10 +86,6 @@ def test_the_loop_for_small_batches_equals_torch(dtype: Any, shape: Any, by_torc
     "change",
     [
         lambda z, y, h: (z.T.contiguous().T, y.repeat_interleave(2)[::2], h[:, :1].expand_as(h)),
-        lambda z, y, h: (z, y.int(), h),
-        lambda z, y, h: (z.double(), y, h),
-        lambda z, y, h: (z, y, h.bfloat16()),
-        lambda z, y, h: (torch.nn.Parameter(z), y, torch.nn.Parameter(h)),
         lambda z, y, h: (z.index_fill(0, torch.tensor([1]), float("-inf")), y, h),
         lambda z, y, h: (z.index_fill(1, torch.tensor([1]), float("-inf")), y, h),
         lambda z, y, h: (z.index_fill(1, torch.tensor([1]), float("inf")), y, h),
@@ -80,9 +94,27 @@ def test_the_loop_for_small_batches_equals_torch(dtype: Any, shape: Any, by_torc
         lambda z, y, h: (1e4 * z, y, h),
     ],
 )
-def test_unusual_tensors_have_the_norms_of_torch(change: Any, by_torch: Any) -> None:
+def test_unusual_tensors_have_the_norms_of_torch(change: Any, by_torch: Any, by_loop: Any) -> None:
     given = change(torch.randn(B, OUTPUTS), torch.randint(OUTPUTS, (B,)), torch.randn(B, WIDTH))
-    torch.testing.assert_close(last_layer_norms(*given), by_torch(*given), equal_nan=True)
+    torch.testing.assert_close(by_loop(*given), by_torch(*given), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z, y, h: (z, y.int(), h),
+        lambda z, y, h: (z, y.to(torch.uint8), h),
+        lambda z, y, h: (z.double(), y, h),
+        lambda z, y, h: (z, y, h.bfloat16()),
+        lambda z, y, h: (torch.nn.Parameter(z), y, torch.nn.Parameter(h)),
+    ],
+)
+def test_types_that_the_loop_does_not_take_have_its_norms(change: Any, by_loop: Any) -> None:
+    plain = torch.randn(B, OUTPUTS), torch.randint(OUTPUTS, (B,)), torch.randn(B, WIDTH).bfloat16().float()
+    given = change(*plain)
+    with pytest.raises(TypeError):
+        by_loop(*given)
+    torch.testing.assert_close(last_layer_norms(*given), by_loop(*plain), check_dtype=False)
 
 
 def test_in_inference_mode() -> None:
@@ -114,13 +146,68 @@ def test_torch_can_compile_it_as_a_whole() -> None:
     torch.testing.assert_close(compiled(*given), last_layer_norms(*given))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, about scatter_
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (0, 0, None), (0, None, None)])
+def test_torch_can_map_it_over_batches(in_dims: Any) -> None:
+    given = torch.randn(3, B, OUTPUTS), torch.randint(OUTPUTS, (3, B)), torch.randn(3, B, WIDTH)
+    given = tuple(x[0] if dim is None else x for x, dim in zip(given, in_dims, strict=True))
+    found = torch.func.vmap(last_layer_norms, in_dims=in_dims)(*given)
+    for k in range(3):
+        own = (x if dim is None else x[k] for x, dim in zip(given, in_dims, strict=True))
+        torch.testing.assert_close(found[k], last_layer_norms(*own))
+
+
+def test_a_loss_that_torch_differentiates_may_call_it() -> None:
+    features, targets = torch.randn(B, WIDTH), torch.randint(OUTPUTS, (B,))
+    weights, norms = torch.randn(WIDTH, OUTPUTS), []
+
+    def loss(weights: Any) -> Any:
+        logits = features @ weights
+        found = last_layer_norms(logits, targets, features)
+        norms.append(found.sum().item())
+        return (found * logits.sum(dim=1)).sum()  # the norms are constants
+
+    wanted = last_layer_norms(features @ weights, targets, features)
+    gradient = torch.func.grad(loss)(weights)
+    assert norms == pytest.approx([wanted.sum().item()])
+    torch.testing.assert_close(gradient, (wanted @ features)[:, None].expand(WIDTH, OUTPUTS))
+
+
+@pytest.mark.parametrize("traced", [(0, 1, 2), (0,), (1,), (2,)])
+@pytest.mark.parametrize("tool", [torch.jit.trace, lambda f, given: make_fx(f)(*given)])
+@pytest.mark.filterwarnings("ignore")  # jit's, about the checks of shapes and about itself
+def test_a_trace_computes_the_norms_of_what_it_is_given(tool: Any, traced: tuple[int, ...]) -> None:
+    given = [torch.randn(B, OUTPUTS), torch.randint(OUTPUTS, (B,)), torch.randn(B, WIDTH)]
+
+    def norms(*some: Any) -> Any:
+        every = list(given)
+        for k, x in zip(traced, some, strict=True):
+            every[k] = x
+        return last_layer_norms(*every)
+
+    trace = tool(norms, tuple(given[k] for k in traced))
+    others = torch.randn(B, OUTPUTS), (given[1] + 1) % OUTPUTS, torch.randn(B, WIDTH)
+    some = [others[k] for k in traced]
+    torch.testing.assert_close(trace(*some), norms(*some))
+
+
 @pytest.mark.parametrize("wrong", [-1, -100, OUTPUTS])
-def test_a_target_that_is_no_class_is_named(wrong: int) -> None:
-    targets = torch.tensor([0, 1, wrong, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda z, y, h: (z, y, h),
+        lambda z, y, h: (z, y),
+        lambda z, y, h: (z, y.int(), h),
+        lambda z, y, h: (z.bfloat16(), y, h),
+        lambda z, y, h: (z.repeat(last_layer.FEW, 1), y.repeat(last_layer.FEW), h.repeat(last_layer.FEW, 1)),
+    ],
+)
+def test_a_target_that_is_no_class_is_named(change: Any, wrong: int) -> None:
+    given = torch.zeros(4, OUTPUTS), torch.tensor([0, 1, wrong, wrong]), torch.zeros(4, WIDTH)
     with pytest.raises(
-        ConfigurationError, match=rf"^targets must be classes from 0 to 3, got {wrong} in row 2"
+        ConfigurationError, match=rf"^targets must be classes from 0 to 3, got {wrong} in row 2$"
     ):
-        last_layer_norms(torch.zeros(4, OUTPUTS), targets, torch.zeros(4, WIDTH))
+        last_layer_norms(*change(*given))
 
 
 def test_softmax_with_soft_labels() -> None:
@@ -163,6 +250,7 @@ def test_without_features_it_is_the_gradient_of_the_bias() -> None:
     [
         ({"logits": torch.zeros(B)}, "logits"),
         ({"logits": torch.zeros(B, 2, 2)}, "logits"),
+        ({"logits": torch.zeros(B, 0)}, "logits must have one output at least, got shape (6, 0)"),
         ({"targets": torch.zeros(B)}, "targets"),
         ({"targets": torch.zeros(B + 1, dtype=torch.long)}, "targets"),
         ({"features": torch.zeros(B)}, "features"),
@@ -178,5 +266,20 @@ def test_wrong_arguments_are_named(change: dict[str, Any], argument: str) -> Non
         "features": torch.zeros(B, WIDTH),
     }
     last_layer_norms(**right)
-    with pytest.raises(ConfigurationError, match=rf"^{argument} "):
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(argument)}"):
         last_layer_norms(**{**right, **change})
+
+
+def test_warmup_compiles_what_a_step_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = njit(last_layer.softmax_norms.py_func)
+    monkeypatch.setattr(last_layer, "softmax_norms", fresh)
+    warmup._measure_norms()
+    compiled = list(fresh.signatures)
+    for dtype in (SINGLE, DOUBLE):
+        last_layer_norms(
+            torch.randn(B, OUTPUTS, dtype=dtype, requires_grad=True),
+            torch.randint(OUTPUTS, (B,)),
+            torch.randn(B, WIDTH, dtype=dtype),
+        )
+    assert fresh.signatures == compiled
+    assert len(compiled) == 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import has_torch_function
 
 from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray, IntArray
@@ -41,6 +43,9 @@ def last_layer_norms(
     proportional to these, which is as good for sampling. Halves are computed in float32. Nothing here is part
     of the graph.
 
+    A target that is no class raises a ConfigurationError on the cpu. On other devices it is not looked for,
+    as the step would have to wait for them, nor while torch compiles, traces or transforms this function.
+
     >>> z, h = torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])
     >>> last_layer_norms(z, torch.tensor([1]), h, bias=False)  # r = (1/2, -1/2), and h has norm 5
     tensor([3.5355])
@@ -52,6 +57,8 @@ def last_layer_norms(
     classes = softmax and len(rows) == 1 and not targets.dtype.is_floating_point
     if len(shape) != 2 and (softmax or len(shape) != 1):
         raise ConfigurationError(f"logits must have shape (batch, outputs), got {tuple(shape)}")
+    if len(shape) == 2 and shape[1] == 0:
+        raise ConfigurationError(f"logits must have one output at least, got shape {tuple(shape)}")
     if rows[0] != shape[0] if classes else rows != shape:
         either = f"classes of shape ({shape[0]},) or probabilities" if softmax else "numbers"
         raise ConfigurationError(
@@ -62,21 +69,21 @@ def last_layer_norms(
             f"features must have shape ({shape[0]}, width), the input of the last layer, "
             f"got {tuple(features.shape)}"
         )
-    if classes and features is not None and _few_on_cpu(logits, targets, features):
-        norms = logits.new_empty(shape[0])
-        wrong = softmax_norms(
-            logits.numpy(force=True),  # without the graph
-            targets.numpy(),
-            features.numpy(force=True),
-            norms.numpy(),
-            bias,
-        )
-        if wrong >= 0:
-            raise ConfigurationError(
-                f"targets must be classes from 0 to {logits.shape[1] - 1}, "
-                f"got {targets[wrong]} in row {wrong}"
-            )
-        return norms
+    if classes and features is not None and _few(logits, targets, features):
+        arrays = _on_cpu(logits, targets, features)
+        if arrays is not None:
+            z, y, h = arrays
+            found = np.empty(len(z), z.dtype)
+            wrong = softmax_norms(z, y, h, found, bias)
+            if wrong >= 0:
+                raise _no_class(logits, targets, wrong)
+            return torch.from_numpy(found)
+    if classes:
+        arrays = _on_cpu(targets)
+        if arrays is not None:
+            outside = (arrays[0] < 0) | (arrays[0] >= logits.shape[1])
+            if outside.any():
+                raise _no_class(logits, targets, int(outside.argmax()))
     outputs = _numbers(logits)
     if softmax:
         outputs = torch.softmax(outputs, 1)
@@ -98,18 +105,34 @@ def _numbers(values: Tensor) -> Tensor:
     return values if values.dtype in PRECISE else values.float()
 
 
-def _few_on_cpu(logits: Tensor, targets: Tensor, features: Tensor) -> bool:
-    """Whether ``softmax_norms`` can take them, and is the faster way."""
+def _few(logits: Tensor, targets: Tensor, features: Tensor) -> bool:
+    """Whether ``softmax_norms`` is the faster way, and has the types for it."""
     return (
-        not torch.compiler.is_compiling()
-        and logits.numel() <= FEW
-        and type(logits) is type(targets) is type(features) is Tensor
-        and logits.is_cpu
-        and targets.is_cpu
-        and features.is_cpu
+        logits.numel() <= FEW
         and logits.dtype in PRECISE
         and features.dtype == logits.dtype
         and targets.dtype == torch.int64
+    )
+
+
+def _on_cpu(*tensors: Tensor) -> list[NDArray[Any]] | None:
+    """The tensors' own memory, without the graph; None if one is elsewhere, or torch looks on or compiles."""
+    if torch.compiler.is_compiling() or has_torch_function(tensors):
+        return None
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        return None
+    for tensor in tensors:
+        if type(tensor) is not Tensor or not tensor.is_cpu:
+            return None
+    try:
+        return [tensor.numpy(force=True) for tensor in tensors]
+    except RuntimeError:  # in a transform of torch.func they have no memory
+        return None
+
+
+def _no_class(logits: Tensor, targets: Tensor, row: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"targets must be classes from 0 to {logits.shape[1] - 1}, got {targets[row]} in row {row}"
     )
 
 
