@@ -180,7 +180,9 @@ class Guidance(NamedTuple):
 
 GUIDANCE: dict[str, Guidance] = {
     "uniform": Guidance("nothing", "nothing", "all", "none", "K", "updates and sizes are alike"),
-    "proportional": Guidance("data sizes", "nothing", "all", "none", "K log M", "sizes differ, norms hardly do"),
+    "proportional": Guidance(
+        "data sizes", "nothing", "all", "none", "K log M", "sizes differ, norms hardly do"
+    ),
     "adaptive-osmd": Guidance(
         "horizon, bound", "norms", "all", "no", "E K log n", "you want the paper's text to the letter"
     ),

@@ -369,6 +369,26 @@ def test_resume_in_mid_epoch_is_the_unbroken_run_to_the_bit(workers: int, stop: 
     assert np.array_equal(resumed.sampler.probabilities(), unbroken.sampler.probabilities())
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", ["before", "first", "last"])
+def test_epochs_done_is_where_a_saved_run_goes_on(workers: int, stop: str) -> None:
+    """However the save falls, all batches of three epochs are given, and no more."""
+    batches = loader(make(), workers)
+    assert batches.epochs_done == 0
+    got = len(list(batches))
+    assert batches.epochs_done == 1
+    if stop != "before":
+        got += len(list(islice(batches, 1 if stop == "first" else len(batches))))
+    assert batches.epochs_done == (2 if stop == "last" else 1)
+    resumed = loader(make(), workers)
+    resumed.load_state_dict(batches.state_dict())
+    assert resumed.epochs_done == batches.epochs_done
+    for _ in range(resumed.epochs_done, 3):
+        got += len(list(resumed))
+    assert got == 3 * len(batches)
+    assert resumed.epochs_done == 3
+
+
 def test_a_state_that_was_loaded_can_be_saved_again() -> None:
     batches = loader(make())
     list(islice(batches, 3))

@@ -71,7 +71,7 @@ def test_softmax(bias: bool, by_torch: Any, by_loop: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
-@pytest.mark.parametrize("shape", [(B, OUTPUTS, WIDTH), (32, 10, 64), (7, 1, 3), (5, 4, 0), (0, 4, 3)])
+@pytest.mark.parametrize("shape", [(B, OUTPUTS, WIDTH), (32, 10, 64), (7, 2, 3), (5, 4, 0), (0, 4, 3)])
 def test_the_loop_for_small_batches_equals_torch(dtype: Any, shape: Any, by_torch: Any, by_loop: Any) -> None:
     size, outputs, width = shape
     logits = torch.randn(size, outputs, dtype=dtype, requires_grad=True)
@@ -250,7 +250,8 @@ def test_without_features_it_is_the_gradient_of_the_bias() -> None:
     [
         ({"logits": torch.zeros(B)}, "logits"),
         ({"logits": torch.zeros(B, 2, 2)}, "logits"),
-        ({"logits": torch.zeros(B, 0)}, "logits must have one output at least, got shape (6, 0)"),
+        ({"logits": torch.zeros(B, 0)}, "logits must have two outputs at least; for a sigmoid"),
+        ({"logits": torch.zeros(B, 1)}, "logits must have two outputs at least; for a sigmoid"),
         ({"targets": torch.zeros(B)}, "targets"),
         ({"targets": torch.zeros(B + 1, dtype=torch.long)}, "targets"),
         ({"features": torch.zeros(B)}, "features"),

@@ -411,16 +411,28 @@ class TicketLoader:
             self._given = ticket.epoch, ticket.position + 1
             yield batch, ticket
 
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs were given to their end: where a run that was saved anywhere goes on.
+
+        ``for epoch in range(loader.epochs_done, 15)`` begins with what is left of an epoch.
+        """
+        epoch = self.sampler.epoch
+        return max(epoch + (self._position() >= len(self)), 0)
+
+    def _position(self) -> int:
+        """How many batches of the epoch were given."""
+        epoch, given = self._given
+        if self.sampler._plan is None:
+            return self.sampler._position
+        return given if epoch == self.sampler.epoch else self.sampler._plan.first
+
     def state_dict(self) -> dict[str, Any]:
         """That of the sampler at the last batch that was given, whatever the workers have asked for since."""
-        state = self.sampler.state_dict()
-        epoch, given = self._given
-        if self.sampler._plan is not None:
-            state["position"] = given if epoch == self.sampler.epoch else self.sampler._plan.first
-        return state
+        return {**self.sampler.state_dict(), "position": self._position()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a state; the next ``for`` gives the batches that are left of its epoch."""
+        """Continue from a state; the next ``for`` gives the batches that are left of its epoch, if any."""
         self.sampler.load_state_dict(state_dict)
         self._given = (-1, 0)
 

@@ -36,12 +36,13 @@ def last_layer_norms(
 
     .. math:: \|r\| \sqrt{\|h\|^2 + 1}
 
-    ``logits`` are z, of shape (b, classes), or (b,) for one output; ``targets`` the classes (b,) or, for
-    soft labels and the squared loss, of the shape of z. ``features`` are h, of shape (b, width). Without
-    them, :math:`\|r\|` is returned: the norm of the bias' gradient. ``bias=False`` is for a layer without
-    one. Of ``torch.nn.MSELoss``, which has no one half and divides by the outputs, the norms are
-    proportional to these, which is as good for sampling. Halves are computed in float32. Nothing here is part
-    of the graph.
+    ``logits`` are z, of shape (b, classes), or (b,) for one output with the squared loss. For a sigmoid of
+    one output, give ``torch.cat([torch.zeros_like(z), z], 1)`` and the classes 0 and 1. ``targets`` are the
+    classes (b,) or, for soft labels and the squared loss, of the shape of z. ``features`` are h, of shape
+    (b, width). Without them, :math:`\|r\|` is returned: the norm of the bias' gradient. ``bias=False`` is
+    for a layer without one. Of ``torch.nn.MSELoss``, which has no one half and divides by the outputs, the
+    norms are proportional to these, which is as good for sampling. Halves are computed in float32. Nothing
+    here is part of the graph.
 
     A target that is no class raises a ConfigurationError on the cpu. On other devices it is not looked for,
     as the step would have to wait for them, nor while torch compiles, traces or transforms this function.
@@ -57,8 +58,11 @@ def last_layer_norms(
     classes = softmax and len(rows) == 1 and not targets.dtype.is_floating_point
     if len(shape) != 2 and (softmax or len(shape) != 1):
         raise ConfigurationError(f"logits must have shape (batch, outputs), got {tuple(shape)}")
-    if len(shape) == 2 and shape[1] == 0:
-        raise ConfigurationError(f"logits must have one output at least, got shape {tuple(shape)}")
+    if len(shape) == 2 and shape[1] < (2 if softmax else 1):
+        least = "two outputs at least; for a sigmoid give torch.cat([torch.zeros_like(z), z], 1)"
+        raise ConfigurationError(
+            f"logits must have {least if softmax else 'one output at least'}, got shape {tuple(shape)}"
+        )
     if rows[0] != shape[0] if classes else rows != shape:
         either = f"classes of shape ({shape[0]},) or probabilities" if softmax else "numbers"
         raise ConfigurationError(
