@@ -35,7 +35,8 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
     known = (p > 0.0) & ~np.isnan(norms)
     if not np.any(norms[known] > 0.0):
         raise ConfigurationError(
-            "source has observed no norms: diagnose a batch sampler after its first epoch"
+            "source has observed no norms above 0: call ticket.observe(norms) in every step, and diagnose a "
+            "batch sampler after its first epoch"
         )
     size = int(known.sum())
     feedback = (norms[known] / size) ** 2
@@ -48,7 +49,8 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
     }
     silent = int(np.count_nonzero(p > 0.0)) - size
     notes = [
-        "The norms are taken to stay as they were.",
+        "The norms are taken to stay as they were. Early in training they are often alike: ask again "
+        "once the loss has fallen.",
         "Uniform draws are those of a plain shuffle, one batch at a time: over an epoch it has less noise.",
         "Mislabelled examples have large norms, too: adaptive batches draw them more often.",
     ]

@@ -122,6 +122,12 @@ def _no_more(own: FloatArray, allowed: FloatArray) -> bool:
 
 def _notes(table: NormTable, held: int) -> tuple[str, ...]:
     notes = []
+    silent = int(np.isnan(table.norms).sum())
+    if silent:
+        notes.append(
+            f"{silent} of {table.norms.size} norms are empty. They count as 0, as those of clients that do "
+            "not reply. If they are only unknown, leave these rows out: zeros make clients look different."
+        )
     if table.num_rounds == 1:
         notes.append(
             f"One pass of norms: for the default sampler they were held fixed for {held} rounds, in which "
@@ -129,7 +135,4 @@ def _notes(table: NormTable, held: int) -> tuple[str, ...]:
         )
     if np.ptp(table.sizes) == 0.0:
         notes.append("All clients have the same size, so sampling by size is uniform sampling.")
-    silent = int(np.isnan(table.norms).sum())
-    if silent:
-        notes.append(f"{silent} norms are missing: a client that does not reply counts as 0.")
     return tuple(notes)
