@@ -243,23 +243,28 @@ def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
         assert suspect.largest_excess == pytest.approx(1e6 / bound)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("lie", [1.0, 1e6])
-def test_the_first_replies_are_judged_together(lie: float) -> None:
-    """They are learnt as they come; when there are enough, again, clipped, if lies were among them."""
+def test_the_first_replies_are_judged_together(lie: float, leaves: bool) -> None:
+    """They are learnt as they come; when there are enough, again, clipped, if lies were among them.
+
+    Also if a client has left that was among them.
+    """
     state = GuardState(Guard(), 100)
     for t in range(MANY // 5):
         norms = np.ones(5) + (lie - 1.0) * (t == 0) * (np.arange(5) == 0)
         cohort = cohort_of(list(range(5 * t, 5 * t + 5)), round_index=t)
-        if t == MANY // 5 - 1:
+        if t == MANY // 5 - 1 and leaves:
             state.forget(np.array([6]))
             cohort = cohort_of(list(range(60, 66)), round_index=t)
             norms = np.ones(6)
         anew, learnt = state.judge(cohort, norms)
-        assert anew == (lie > 1.0 and t == MANY // 5 - 1)
+        assert anew == ((lie > 1.0 or leaves) and t == MANY // 5 - 1)
         if not anew:
             assert learnt[0][1] is norms
             assert len(learnt) == 1
-    assert [len(told) for _, told in learnt] == ([5, 4, *[5] * 7, 6] if lie > 1.0 else [6])
+    again = [5, 4, *[5] * 7, 6] if leaves else [5] * 10
+    assert [len(told) for _, told in learnt] == (again if lie > 1.0 or leaves else [5])
     assert max(told.max() for _, told in learnt) <= 100.0 * (1.0 + 1e-12)
     assert state.judge(cohort_of([99], round_index=11), np.ones(1))[0] is False
 

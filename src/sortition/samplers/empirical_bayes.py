@@ -110,6 +110,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._distribution = self._reweighted = ReweightedPrior(self._roster, share=LEAST_SHARE)
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
         self._newcomers = False  # since those never drawn followed last
+        self._apart = False  # whether some of those never drawn have a slot, and follow one by one
         self._compare_sizes()
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -152,20 +153,26 @@ class EmpiricalBayesSampler(BaseSampler):
             return
         slope = self._people[0]["slope"]
         if slope != 0.0:
-            self._newcomers = False
             own = np.arange(self._roster.block, self._roster.ids)
             own = own[self._roster.present(own)]
             self._room_for(len(own))
             reweighted.see(own)
-            masses = reweighted.trees.masses[: reweighted.count]
-            never = np.flatnonzero((self._seen["tries"][: reweighted.count] == 0.0) & (masses > 0.0))
-            sizes = np.log(masses[never]) - self._center
+        if slope != 0.0 or self._apart:
+            never = self._never_drawn()
+            sizes = np.log(reweighted.trees.masses[never]) - self._center
             reweighted.reweight_slots(never, unseen_log + 0.5 * slope * sizes, unseen_log)
+            self._newcomers, self._apart = False, len(never) > 0
+
+    def _never_drawn(self) -> IntArray:
+        """The slots of clients that are here and were never drawn."""
+        count = self._reweighted.count
+        masses = self._reweighted.trees.masses[:count]
+        return np.flatnonzero((self._seen["tries"][:count] == 0.0) & (masses > 0.0))
 
     @property
     def _sizes_differ(self) -> bool:
         """Whether those never drawn follow by their sizes: these differ, or did when they followed last."""
-        return self._masses_differ or self._people["slope"][0] != 0.0
+        return self._masses_differ or self._apart or self._people["slope"][0] != 0.0
 
     def _compare_sizes(self) -> None:
         equal = (1.0, 1.0) if self._roster.seats else (math.inf, 0.0)  # those without a mass of their own
@@ -215,6 +222,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._newcomers = number(state, "newcomers") > 0.0
         self._people = np.array([people], dtype=PEOPLE)
         self._seen = seen
+        self._apart = len(self._never_drawn()) > 0
 
 
 MOST, FURTHEST, LARGEST_EXPONENT = 1e15, 1e4, 700.0
