@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
+from sortition.core.guard_settings import LARGEST_LOG
 from sortition.core.types import BoolArray, FloatArray, IntArray
 
 REMEMBERED = 500
@@ -209,6 +210,15 @@ def forget(
 
 
 @njit(cache=True)
+def all_below(clients: IntArray, end: int, norms: FloatArray, bound: float) -> bool:
+    """Whether all clients are below ``end``, and no norm is above the bound."""
+    for i in range(clients.size):  # noqa: SIM110 - numba has no generator expressions
+        if clients[i] >= end or norms[i] > bound:
+            return False
+    return True
+
+
+@njit(cache=True)
 def _average(log_mean: float, log: float, count: int) -> float:
     """The logarithm of a mean of ``count`` numbers, of which the last is new."""
     top = max(log_mean, log)
@@ -236,8 +246,10 @@ def _joining(
     first = np.searchsorted(values[LOG, : counters[SIZE]], bound, side="right")
     older = entries[CLIENT, first : counters[SIZE]]
     joined, logs = np.empty(clients.size + older.size, dtype=np.int64), np.empty(clients.size + older.size)
-    joining = 0
+    joining, surely_below = 0, math.exp(min(bound, LARGEST_LOG)) * (1.0 - 1e-9)
     for i in range(clients.size):
+        if norms[i] < surely_below:  # most of them: a logarithm takes longer
+            continue
         log = _log_of(norms[i], clip)
         if log > bound and position_in(outliers, clients[i]) < 0:
             joined[joining], logs[joining] = clients[i], log
@@ -266,7 +278,7 @@ def remember(
 ) -> tuple[bool, bool]:
     """Store the replies of a cohort, and compute the bounds and the means of the outliers.
 
-    Whether a reply is above the bound of outliers, and whether there are others now: ``note_outliers``.
+    Whether anybody is above the bound of outliers, and whether there are others now: ``note_outliers``.
     """
     above_zero = norms > 0.0
     if above_zero.any():
@@ -275,8 +287,10 @@ def remember(
         counters[REPLIES] += max(heard.size - REMEMBERED, 0)
         _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
         judge(entries, values, counters, factors, bounds)
-    above = bool(above_zero.any() and math.log(norms.max()) > bounds[OUTLIER])
-    anybody = above or (counters[SIZE] > 0 and values[LOG, counters[SIZE] - 1] > bounds[OUTLIER])
+    largest = math.log(norms.max()) if above_zero.any() else -np.inf
+    if counters[SIZE]:
+        largest = max(largest, values[LOG, counters[SIZE] - 1])
+    anybody = bool(largest > bounds[OUTLIER])
     if outliers.size:
         new = _not_among(clients, outliers)
         for i in range(clients.size):
@@ -289,7 +303,7 @@ def remember(
     if anybody and not others:
         joined, _ = _joining(entries, values, counters, bounds, clients, norms, outliers)
         others = joined.size > 0
-    return above, others
+    return anybody, others
 
 
 @njit(cache=True)
@@ -313,12 +327,19 @@ def note_outliers(
     that is now.
     """
     joined, logs = _joining(entries, values, counters, bounds, clients, norms, outliers)
-    stay, ones = means > bounds[OUTLIER], np.ones_like(joined)
-    everybody = np.concatenate((outliers[stay], joined))
-    order = np.argsort(everybody)
-    return (
-        everybody[order],
-        np.concatenate((means[stay], logs))[order],
-        np.concatenate((counts[stay], ones))[order],
-        np.concatenate((hints[stay], -ones))[order],
-    )
+    joining, bound = joined.size, bounds[OUTLIER]
+    order = np.argsort(joined)
+    room = outliers.size + joining
+    new_outliers, new_counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
+    new_means, new_hints = np.empty(room), np.empty(room, dtype=np.int64)
+    size = added = 0
+    for old in range(outliers.size + 1):
+        while added < joining and (old == outliers.size or joined[order[added]] < outliers[old]):
+            new_outliers[size], new_means[size] = joined[order[added]], logs[order[added]]
+            new_counts[size], new_hints[size] = 1, -1
+            size, added = size + 1, added + 1
+        if old < outliers.size and means[old] > bound:
+            new_outliers[size], new_means[size] = outliers[old], means[old]
+            new_counts[size], new_hints[size] = counts[old], hints[old]
+            size += 1
+    return new_outliers[:size], new_means[:size], new_counts[:size], new_hints[:size]

@@ -62,6 +62,18 @@ Replies = list[tuple[Cohort, FloatArray]]
 """Cohorts and the norms of the clients that replied; or those that did not, with nan."""
 
 
+def among(clients: IntArray, ascending: IntArray) -> BoolArray:
+    """Which of ``clients`` are in ``ascending``.
+
+    >>> among(np.array([4, 1]), np.array([1, 2])).tolist()
+    [False, True]
+    """
+    if not len(ascending):
+        return np.zeros(len(clients), dtype=bool)
+    places = np.minimum(np.searchsorted(ascending, clients), len(ascending) - 1)
+    return np.asarray(ascending[places] == clients)
+
+
 class GuardState:
     """What the guard of one sampler remembers: recent norms, the outliers and the suspects."""
 
@@ -116,7 +128,7 @@ class GuardState:
         left, all are learnt again, clipped.
         """
         before, self._share = self._outliers, None
-        above, others = norm_window.remember(
+        anybody, others = norm_window.remember(
             *self._window,
             cohort.clients,
             cohort.counts,
@@ -132,7 +144,7 @@ class GuardState:
             )
             self._weighed = None
         if self._begun:
-            return False, [(cohort, self._clipped(cohort.clients, norms, before) if above else norms)]
+            return False, [(cohort, self._clipped(cohort.clients, norms, before) if anybody else norms)]
         self._first.append((cohort, norms.copy()))
         if sum(np.count_nonzero(~np.isnan(told)) for _, told in self._first) < MANY:
             return False, [(cohort, norms)]
@@ -153,13 +165,15 @@ class GuardState:
         """
         outlier, clip, _ = self._bounds.tolist()
         outlier, clip = math.exp(min(outlier, LARGEST_LOG)), math.exp(min(clip, LARGEST_LOG))
+        if norm_window.all_below(clients, self._initial_clients, norms, clip):
+            return norms
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
             self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
         clipped = np.minimum(norms, clip)
         new = clients >= self._initial_clients
         if new.any():
-            new &= ~np.isin(clients, before)
+            new &= ~among(clients, before)
             clipped[new] = np.minimum(norms[new], outlier)
         return clipped
 
@@ -216,10 +230,10 @@ class GuardState:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
         norm_window.forget(*self._window, clients)
         self._weighed = self._share = None
-        here = ~np.isin(self._outliers, clients)
+        here = ~among(self._outliers, clients)
         self._outliers, self._means = self._outliers[here], self._means[here]
         self._counts, self._hints = self._counts[here], self._hints[here]
-        stay = [~np.isin(cohort.clients, clients) for cohort, _ in self._first]
+        stay = [~among(cohort.clients, clients) for cohort, _ in self._first]
         self._dropped = self._dropped or not all(which.all() for which in stay)
         self._first = [
             (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
