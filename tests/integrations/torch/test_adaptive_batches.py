@@ -480,6 +480,35 @@ def test_a_rank_resumes_with_its_own_state_only() -> None:
         make(num_replicas=2, rank=0, seed=6).load_state_dict(state)
 
 
+# Compiled steps and other devices ------------------------------------------------------------------------
+
+
+def test_a_compiled_step_may_take_the_ticket() -> None:
+    sampler = make()
+    list(sampler)
+
+    @torch.compile(backend="eager")
+    def step(losses: Any, ticket: Any) -> Any:
+        ticket.observe(2.0 * losses.detach())
+        return ticket.mean(losses * 3.0)
+
+    tickets = list(sampler.tickets())
+    for ticket in tickets:
+        losses = torch.arange(1.0, len(ticket) + 1.0)
+        assert float(step(losses, ticket)) == pytest.approx(3.0 * float(losses.mean()))
+    assert len(sampler._heard) == len(tickets)
+
+
+def test_the_default_device_may_be_another_one() -> None:
+    with torch.device("meta"):
+        sampler = make()
+        list(sampler)
+        ticket = next(sampler.tickets())
+        assert float(ticket.mean(torch.ones(B, device="cpu"))) == 1.0
+        ticket.observe([1.0] * B)
+        assert sampler.norms()[ticket.examples].tolist() == [1.0] * B
+
+
 # Losses that were not weighed ---------------------------------------------------------------------------
 
 
@@ -601,6 +630,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "means": lambda state: -state["means"],
     "visits": lambda state: state["visits"][:-1],
     "heard_examples": lambda state: state["heard_examples"] + N,
+    "heard_weights": lambda state: -state["heard_weights"],
     "heard_norms": lambda state: -state["heard_norms"],
 }
 
@@ -636,6 +666,7 @@ def test_diagnose_after_the_first_epoch() -> None:
     epoch(rare, np.where(np.arange(1000) < 10, 50.0, 1.0))
     found = diagnose(rare)
     assert found.verdict == "adaptive"
+    assert "provisional" in found.sentence
     assert found.noise.ratio("best possible") < found.noise.ratio("adaptive") < 1.0
     page = re.sub(r"<(script|style).*?</\1>", "", found.page(), flags=re.DOTALL)
     for text in (repr(found), repr(diagnose(alike)), page):
@@ -645,6 +676,42 @@ def test_diagnose_after_the_first_epoch() -> None:
     assert {"num_examples": 1000, "batch_size": 10}.items() <= json.loads(found.json()).items()
     with pytest.raises(ConfigurationError, match=r"^cohort_size "):
         diagnose(rare, cohort_size=5)
+
+
+def test_later_epochs_are_judged_by_norms_that_their_draws_did_not_know() -> None:
+    """Norms by chance alone: nothing is gained, though the norms that p was learnt from say so."""
+    rng = np.random.default_rng(1)
+    sampler, batch = AdaptiveBatchSampler(2000, batch_size=10), 10
+    epoch(sampler, rng.lognormal(size=2000))
+    assert diagnose(sampler).verdict == "adaptive"
+    norms = rng.lognormal(size=2000)
+    drawn = epoch(sampler, norms)
+    found = diagnose(sampler)
+    assert "provisional" not in found.sentence
+    assert found.verdict == "nothing to gain"
+    g = norms[[example for batch, _ in drawn for example in batch]]
+    w = np.array([weight for _, weights in drawn for weight in weights])
+    uniform, own = np.mean(w * g**2), np.mean((w * g) ** 2)
+    assert found.noise.ratio("adaptive", "replacing") == pytest.approx(own / uniform / (1.0 - batch / 2000))
+    least = uniform / 2000
+    assert found.noise.ratio("adaptive") == pytest.approx((own / batch - least) / (uniform / batch - least))
+    assert own > uniform
+    again = AdaptiveBatchSampler(2000, batch_size=10)
+    again.load_state_dict(sampler.state_dict())
+    assert repr(diagnose(again)) == repr(found)
+
+
+def test_who_knows_the_norms_is_judged_by_them_on_a_rank_too() -> None:
+    norms = np.where(np.arange(1001) < 10, 50.0, 1.0)
+    sampler = AdaptiveBatchSampler(1001, batch_size=10, num_replicas=2, rank=1)
+    for _ in range(5):
+        epoch(sampler, norms)
+    p = sampler.probabilities()
+    own = norms[p > 0.0] ** 2
+    truth = (own / p[p > 0.0]).sum() / (len(own) * own.sum())
+    found = diagnose(sampler).noise.ratio("adaptive", "replacing") * (1.0 - 10 / 500)
+    assert found == pytest.approx(truth, rel=0.05)  # p hardly moves by now
+    assert "500 examples, batches of 10" in repr(diagnose(sampler))
 
 
 def test_expected_copies_are_those_of_the_formula() -> None:

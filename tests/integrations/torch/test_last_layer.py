@@ -132,12 +132,13 @@ def test_the_default_device_may_be_another_one() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_small_residuals_are_exact() -> None:
+def test_small_residuals_are_exact(by_torch: Any) -> None:
     """One less a probability that is nearly one would have lost them."""
     logits, targets, features = torch.tensor([[20.0, 0.0]]), torch.tensor([0]), torch.ones(1, 3)
     wrong = 1.0 / (1.0 + torch.tensor([20.0], dtype=DOUBLE).exp())
     wanted = (2.0**0.5 * 2.0 * wrong).float()
     torch.testing.assert_close(last_layer_norms(logits, targets, features), wanted, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(by_torch(logits, targets, features), wanted, rtol=1e-6, atol=0.0)
 
 
 def test_torch_can_compile_it_as_a_whole() -> None:

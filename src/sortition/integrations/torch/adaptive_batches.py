@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from sortition.core.validation import SMALLEST_MASS, named_keywords, one_each, r
 from sortition.integrations.torch.last_layer import PRECISE
 
 Norms: TypeAlias = Tensor | ArrayLike
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
 STATE_VERSION = 3
 LARGEST_SEED = 2**64 - 1
 LARGEST_EPOCH = 2**40
@@ -35,6 +37,11 @@ LARGEST = 1e120
 """Larger norms count as this: the sum of their squares must be finite."""
 SUM_TOLERANCE = 1e-5
 """A prior whose sum is this near to one was divided by it, perhaps in float32."""
+
+
+def _not_compiled(method: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
+    """``torch.compile`` calls it as it is: a ticket holds arrays of numpy."""
+    return cast("Callable[Asked, Answer]", torch.compiler.disable(method))  # type: ignore[no-untyped-call]
 
 
 @dataclass
@@ -61,7 +68,7 @@ class EpochPlan:
         if shares is None:
             last = len(self.weights) // self.batch_size * self.batch_size
             with torch.inference_mode(False):  # a later step may need gradients
-                exact = torch.tensor(self.weights)
+                exact = torch.tensor(self.weights, device="cpu")
                 exact[:last] /= self.batch_size
                 exact[last:] /= len(self.weights) - last
                 shares = torch.split(exact.to(device=device, dtype=dtype), self.batch_size)
@@ -95,6 +102,7 @@ class BatchTicket:
         self._plan.weighed = True
         return self._plan.weights[self._plan.batch(self.position)]
 
+    @_not_compiled
     def mean(self, losses: Tensor) -> Tensor:
         """The weighted mean of the batch: its expectation is the plain mean over all examples.
 
@@ -116,6 +124,7 @@ class BatchTicket:
         shares = self._plan.shares(self.position, losses.dtype, losses.device)
         return torch.dot(losses, shares)  # autocast leaves dot in single precision
 
+    @_not_compiled
     def observe(self, norms: Norms) -> None:
         """Learn from the gradient norms, one for each example of the batch; nan if one is not known.
 
@@ -128,14 +137,16 @@ class BatchTicket:
                 f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already"
             )
         if not isinstance(norms, Tensor):
-            norms = torch.tensor(one_each("norms", norms, len(self), "each example of the batch"))
+            checked = one_each("norms", norms, len(self), "each example of the batch")
+            norms = torch.tensor(checked, device="cpu")
         if norms.shape != self.examples.shape or norms.is_complex() or norms.dtype == torch.bool:
             raise FeedbackError(
                 f"norms must be {len(self)} real numbers, one for each example of the batch, "
                 f"got {norms.dtype} of shape {tuple(norms.shape)}"
             )
         kept = norms.detach().clone()  # the caller may use its memory again
-        self._sampler._heard.append((self.examples, kept))
+        weights = self._plan.weights[self._plan.batch(self.position)]
+        self._sampler._heard.append((self.examples, weights, kept))
         self._observed = True
 
 
@@ -224,7 +235,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         self._units = np.arange(self.num_examples) if units is None else units
         sizes = np.bincount(self._units[self._shard], self._prior[self._shard], int(self._units.max()) + 1)
         self._beliefs = SquareMeans(sizes / sizes.sum())
-        self._heard: list[tuple[IntArray, Tensor]] = []
+        self._heard: list[tuple[IntArray, FloatArray, Tensor]] = []
         self._epoch, self._position = -1, len(self)
         self._plan: EpochPlan | None = None
 
@@ -272,6 +283,14 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         roots = np.where(beliefs.visits > 0.0, np.sqrt(beliefs.means), np.nan)
         return np.asarray(roots[self._units] * self._prior)
 
+    def observed(self) -> tuple[FloatArray, FloatArray]:
+        """Of the draws observed since the epoch was planned: 1 / (n p) of each, and its norm or nan.
+
+        Each p was fixed before its norm was seen.
+        """
+        _, weights, norms = self._collected()
+        return weights * (self.num_examples / (self.num_replicas * self._draws)), norms
+
     def _begin(self) -> EpochPlan:
         """Plan the next epoch, or the loaded one again."""
         loaded = self._plan is None and self._position < len(self)
@@ -307,7 +326,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _learnt(self) -> SquareMeans:
         """What is known with all feedback that was kept since the epoch was planned."""
         beliefs = copy.deepcopy(self._beliefs)
-        examples, norms = self._collected()
+        examples, _, norms = self._collected()
         known = ~np.isnan(norms)
         if known.any():
             examples, norms = examples[known], norms[known]
@@ -315,10 +334,11 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             beliefs.learn(self._units[examples], squares)
         return beliefs
 
-    def _collected(self) -> tuple[IntArray, FloatArray]:
-        """The feedback that was kept, in one piece; what is no norm is not known."""
+    def _collected(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Examples, weights and norms of the feedback that was kept, in one piece; no norm is nan."""
         examples = np.concatenate([np.zeros(0, dtype=np.int64), *(each[0] for each in self._heard)])
-        kinds = groupby((each[1] for each in self._heard), key=lambda norms: (norms.dtype, norms.device))
+        weights = np.concatenate([np.zeros(0), *(each[1] for each in self._heard)])
+        kinds = groupby((each[2] for each in self._heard), key=lambda norms: (norms.dtype, norms.device))
         norms = np.concatenate([np.zeros(0), *(_as_numpy(torch.cat(list(alike))) for _, alike in kinds)])
         wrong = (norms < 0.0) | np.isinf(norms)
         if wrong.any():
@@ -328,8 +348,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
                 stacklevel=4,
             )
             norms[wrong] = np.nan
-        self._heard = [(examples, torch.from_numpy(norms))]
-        return examples, norms
+        self._heard = [(examples, weights, torch.from_numpy(norms))]
+        return examples, weights, norms
 
     # Saving and continuing ---------------------------------------------------------------------------
 
@@ -341,7 +361,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         It is that of the last batch that was *asked for*. A ``DataLoader`` with workers asks for some in
         advance: use ``TicketLoader.state_dict``, which knows the last batch that you were given.
         """
-        examples, norms = self._collected()
+        examples, weights, norms = self._collected()
         return {
             "kind": type(self).__name__,
             "version": STATE_VERSION,
@@ -351,6 +371,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             "means": torch.from_numpy(self._beliefs.means),
             "visits": torch.from_numpy(self._beliefs.visits),
             "heard_examples": torch.from_numpy(examples),
+            "heard_weights": torch.from_numpy(weights),
             "heard_norms": torch.from_numpy(norms),
         }
 
@@ -385,13 +406,16 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         size = len(self._beliefs.masses)
         means, visits = (array(state, name, np.float64, (size,)) for name in ("means", "visits"))
         examples = array(state, "heard_examples", np.int64, (None,))
-        norms = array(state, "heard_norms", np.float64, examples.shape)
+        weights, norms = (
+            array(state, f"heard_{name}", np.float64, examples.shape) for name in ("weights", "norms")
+        )
         for name, values in {"means": means, "visits": visits}.items():
             check(name, values, (values >= 0.0) & (values <= LARGEST**2), "finite and not negative")
+        check("heard_weights", weights, (weights > 0.0) & (weights <= LARGEST), "finite and above 0")
         check("heard_norms", norms, ~(norms < 0.0) & ~np.isinf(norms), "finite and not negative, or nan")
         check("heard_examples", examples, np.isin(examples, self._shard), "examples of this sampler")
         self._beliefs.means, self._beliefs.visits = means, visits
-        self._heard = [(examples, torch.from_numpy(norms))]
+        self._heard = [(examples, weights, torch.from_numpy(norms))]
         self._epoch, self._position, self._plan = epochs - 1, position, None
 
     def __repr__(self) -> str:
@@ -452,7 +476,8 @@ class TicketLoader:
     def epochs_done(self) -> int:
         """How many epochs are over, run to their end or left: where a run that was saved anywhere goes on.
 
-        ``for epoch in range(loader.epochs_done, 15)`` begins with what is left of an epoch.
+        ``for epoch in range(loader.epochs_done, 15)`` begins with what is left of an epoch. A look at one
+        batch, ``next(iter(loader))``, is an epoch that was left.
         """
         epoch = self.sampler.epoch
         return max(epoch + (self._position() >= len(self)), 0)

@@ -44,7 +44,8 @@ def last_layer_norms(
     are h, of shape (b, width). Without them, :math:`\|r\|` is returned: the norm of the bias' gradient.
     ``bias=False`` is for a layer without one. If the loss is a mean over the outputs, or has no one half as
     ``torch.nn.MSELoss``, the norms are proportional to these, which is as good for sampling. With class
-    weights, multiply the norms by those of the targets; with label smoothing, give the smoothed labels.
+    weights, multiply the norms by those of the targets; with label smoothing, give the smoothed labels; for a
+    target that the loss ignores, give any class, and nan to ``observe``.
     Halves are computed in float32. Nothing here is part of the graph.
 
     A target that is no class, and soft labels that do not sum to one, raise a ConfigurationError on the cpu.
@@ -111,12 +112,13 @@ def last_layer_norms(
         outputs = torch.softmax(outputs, 1)
     elif loss == "sigmoid":
         outputs = torch.sigmoid(outputs)
-    if classes:
+    if classes:  # one less its probability is the sum of the others, which loses no digits
         index = targets if targets.dtype == torch.int64 else targets.long()
-        residuals = outputs.scatter_(1, index.unsqueeze(1), -1.0, reduce="add")
+        others = outputs.scatter_(1, index.unsqueeze(1), 0.0)
+        norms = torch.hypot(torch.linalg.vector_norm(others, dim=1), others.sum(1))
     else:
         residuals = outputs - targets.detach()
-    norms = residuals.abs() if len(shape) == 1 else torch.linalg.vector_norm(residuals, dim=1)
+        norms = residuals.abs() if len(shape) == 1 else torch.linalg.vector_norm(residuals, dim=1)
     if features is None:
         return norms
     products = norms * torch.linalg.vector_norm(_numbers(features), dim=1)

@@ -24,14 +24,56 @@ class BatchSampler(Protocol):
     def probabilities(self) -> FloatArray:
         """Of each example, in the next epoch; 0 if it is another rank's."""
 
+    def observed(self) -> tuple[FloatArray, FloatArray]:
+        """1 / (n p) and the norm of the draws of this epoch; nan if it is not known."""
+
+
+NOTES = (
+    "Early in training norms are often alike: ask again once the loss has fallen.",
+    "Uniform draws are those of a plain shuffle, one batch at a time: over an epoch it has less noise.",
+    "Mislabelled examples have large norms, too: adaptive batches draw them more often.",
+)
+
 
 def measure_batches(sampler: BatchSampler) -> StepNoise:
     r"""S is :math:`\sum_i a_i (1/\pi_i - 1)`, as in ``measure_norms``, for one batch.
 
     Within a batch, random reshuffling is uniform sampling without replacement: "uniform" here. Over an epoch
     it is better than that, since each example comes once; so is importance reshuffling.
+
+    Judged are the draws of the last epoch, whose p was fixed before their norms were seen. With the weight
+    w = 1 / (n p) of a draw and its norm g, the means of :math:`w g^2` and :math:`w^2 g^2` over the draws
+    estimate :math:`n \sum_i a_i` and :math:`\sum_i a_i / p_i`. After a plain shuffle there is no such p. What
+    was learnt is then judged by the norms that it was learnt from, and the answer is provisional.
     """
-    p, norms = sampler.probabilities(), sampler.norms()
+    p = sampler.probabilities()
+    size = int(np.count_nonzero(p > 0.0))
+    batch = min(sampler.batch_size, size)
+    weights, norms = sampler.observed()
+    weights, norms = weights[~np.isnan(norms)], norms[~np.isnan(norms)]
+    if 2 * len(norms) < size or np.ptp(weights) == 0.0 or not np.any(norms > 0.0):
+        return _provisional(sampler, p, batch)
+    squares, mean = float(np.mean(weights * norms**2)), float(np.mean(weights * norms))
+    moments = {UNIFORM: squares, ADAPTIVE: float(np.mean((weights * norms) ** 2)), BEST: mean**2}
+    return StepNoise(
+        num_clients=size,
+        cohort_size=batch,
+        num_rounds=1,
+        sampling={
+            name: np.array([max(moment / batch - squares / size, 0.0)]) for name, moment in moments.items()
+        },
+        replacing={name: np.array([moment / batch]) for name, moment in moments.items()},
+        minibatch=None,
+        signal=None,
+        largest_signal=np.array([mean**2]),
+        notes=("Measured on the last draws, whose probabilities were fixed before.", *NOTES),
+        of_examples=True,
+    )
+
+
+def _provisional(sampler: BatchSampler, p: FloatArray, batch: int) -> StepNoise:
+    """By the norms of each example that p was learnt from."""
+    norms = sampler.norms()
     known = (p > 0.0) & ~np.isnan(norms)
     if not np.any(norms[known] > 0.0):
         raise ConfigurationError(
@@ -39,23 +81,15 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
             "batch sampler after its first epoch"
         )
     size = int(known.sum())
+    batch = min(batch, size)
     feedback = (norms[known] / size) ** 2
-    own = p[known] / p[known].sum()
-    batch = min(sampler.batch_size, size)
     choices = {
         UNIFORM: np.full(size, 1.0 / size),
-        ADAPTIVE: own,
+        ADAPTIVE: p[known] / p[known].sum(),
         BEST: optimal_probabilities(feedback),
     }
     silent = int(np.count_nonzero(p > 0.0)) - size
-    notes = [
-        "The norms are taken to stay as they were. Early in training they are often alike: ask again "
-        "once the loss has fallen.",
-        "Uniform draws are those of a plain shuffle, one batch at a time: over an epoch it has less noise.",
-        "Mislabelled examples have large norms, too: adaptive batches draw them more often.",
-    ]
-    if silent:
-        notes.append(f"{silent} examples were not observed yet, and are left out.")
+    unheard = (f"{silent} examples were not observed yet, and are left out.",) if silent else ()
     return StepNoise(
         num_clients=size,
         cohort_size=batch,
@@ -68,6 +102,7 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
         minibatch=None,
         signal=None,
         largest_signal=np.array([float(np.sqrt(feedback).sum() ** 2)]),
-        notes=tuple(notes),
+        notes=(*NOTES, *unheard),
         of_examples=True,
+        provisional=True,
     )

@@ -190,6 +190,8 @@ class StepNoise:
     notes: tuple[str, ...] = ()
     of_examples: bool = False
     """Whether the clients are examples, the cohorts batches, and the rounds steps."""
+    provisional: bool = False
+    """Whether probabilities were judged by the norms that they were learnt from."""
 
     def ratio(self, choice: str, kind: str = "sampling") -> float:
         """What ``choice`` has for each 1 of uniform sampling, on average over the rounds.
@@ -401,6 +403,15 @@ class Diagnosis:
     @cached_property
     def sentence(self) -> str:
         """The answer."""
+        if not self.noise.provisional:
+            return self._sentence
+        return (
+            f"{self._sentence} This is provisional: if norms differ by chance (augmentation, dropout), or "
+            "change within an epoch, less is gained. Ask again after the next epoch."
+        )
+
+    @property
+    def _sentence(self) -> str:
         noise, by_name = self.noise, {row.choice: row for row in self.rows}
         if noise.residuals:
             return f"Can't tell: {self._doubt}"
