@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import warnings
 from collections.abc import Callable
 from itertools import chain, islice
 from typing import Any
@@ -479,6 +480,46 @@ def test_a_rank_resumes_with_its_own_state_only() -> None:
         make(num_replicas=2, rank=0, seed=6).load_state_dict(state)
 
 
+# Losses that were not weighed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use", ["mean", "weights", "nothing"])
+def test_who_learns_without_weighing_is_told_once(use: str) -> None:
+    batches = loader(make())
+    for _ in range(2):  # the second epoch has unequal weights
+        for (values,), ticket in batches:
+            ticket.observe(NORMS[ticket.examples])
+            if use == "mean":
+                ticket.mean(values.double())
+            if use == "weights":
+                assert len(ticket.weights) == len(values)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        list(batches)
+        list(batches)  # nothing was learnt from the third
+    wanted = ["the losses of epoch 1 were not weighed"] if use == "nothing" else []
+    assert [str(one.message).split(":")[0] for one in said] == wanted
+
+
+# The last batch -----------------------------------------------------------------------------------------
+
+
+def test_drop_last_leaves_out_a_smaller_batch_and_nothing_else() -> None:
+    whole, full = make(), make(drop_last=True)
+    assert len(full) == len(whole) - 1 == 5
+    for _ in range(3):
+        plans = [list(zip(list(each), each.tickets(), strict=True)) for each in (whole, full)]
+        given = [[(batch, ticket.weights.tolist()) for batch, ticket in plan] for plan in plans]
+        assert given[1] == given[0][:-1]
+        assert len(given[0][-1][0]) == 3
+        for plan in plans:
+            for _, ticket in plan[:5]:
+                ticket.observe(NORMS[ticket.examples])
+    assert len(make(drop_last=True, batch_size=N)) == 1
+    with pytest.raises(StateError, match="drop_last"):
+        whole.load_state_dict(full.state_dict())
+
+
 # Arguments and states -----------------------------------------------------------------------------------
 
 
@@ -497,8 +538,12 @@ def test_a_rank_resumes_with_its_own_state_only() -> None:
         ({"groups": np.zeros(N)}, "groups"),
         ({"groups": [[1], [1, 2]]}, "groups"),
         ({"groups": ["a"] * (N - 1) + [None]}, "groups"),
-        ({"num_replicas": N + 1}, "num_replicas"),
-        ({"rank": 1}, "rank"),
+        ({"num_replicas": N + 1, "rank": 0}, "num_replicas"),
+        ({"num_replicas": 2, "rank": 2}, "rank"),
+        ({"num_replicas": 2}, "rank must be given with num_replicas,"),  # every process would have rank 0
+        ({"rank": 0}, "num_replicas must be given with rank,"),
+        ({"drop_last": 1}, "drop_last"),
+        ({"drop_last": True, "batch_size": N + 1}, "batch_size"),
         ({"shuffle": True}, "AdaptiveBatchSampler"),
     ],
 )
@@ -514,7 +559,7 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], argument: str) -> No
         ([1.5, -0.5], "above 0 for every example.* got -0.5 for example 1$"),
         ([np.nan, 1.0], "above 0 for every example.* got nan for example 0$"),
         ([0.5, 0.25, 0.25], r"2 entries, one for each example, got shape \(3,\)$"),
-        ([3.0, 5.0], "sum to one, got a sum of 8.0; divide it by its sum$"),
+        ([3.0, 5.0], "sum to one, got a sum of 8.0; divide it by its sum, in float32 or float64$"),
     ],
 )
 def test_a_wrong_prior_is_refused_in_words_of_examples(prior: list[float], message: str) -> None:

@@ -217,6 +217,45 @@ def test_softmax_with_soft_labels() -> None:
     torch.testing.assert_close(last_layer_norms(logits, targets, features), wanted)
 
 
+def test_soft_labels_in_halves_sum_to_one_as_well_as_they_can() -> None:
+    targets = torch.softmax(torch.randn(B, 1000), dim=1)
+    for halves in (targets.half(), targets.bfloat16()):
+        last_layer_norms(torch.zeros(B, 1000), halves)
+
+
+@pytest.mark.parametrize("outputs", [1, OUTPUTS])
+def test_sigmoids(outputs: int) -> None:
+    features = torch.randn(B, WIDTH, dtype=torch.float64)
+    targets = torch.randint(2, (B, outputs)).double()
+
+    def loss(z: Any, y: Any) -> Any:
+        return torch.nn.functional.binary_cross_entropy_with_logits(z, y, reduction="sum")
+
+    logits, wanted = by_autograd(loss, True, features, targets, outputs)
+    torch.testing.assert_close(last_layer_norms(logits, targets, features, loss="sigmoid"), wanted)
+    if outputs == 1:  # without the dimension of the outputs, too
+        flat = last_layer_norms(logits[:, 0], targets[:, 0], features, loss="sigmoid")
+        torch.testing.assert_close(flat, wanted)
+
+
+def test_class_weights_and_smoothed_labels() -> None:
+    features, targets = torch.randn(B, WIDTH, dtype=torch.float64), torch.randint(OUTPUTS, (B,))
+    weight, smoothing = torch.rand(OUTPUTS, dtype=torch.float64), 0.2
+
+    def loss(z: Any, y: Any) -> Any:
+        return torch.nn.functional.cross_entropy(z, y, weight, reduction="none")[0]
+
+    logits, wanted = by_autograd(loss, True, features, targets)
+    torch.testing.assert_close(last_layer_norms(logits, targets, features) * weight[targets], wanted)
+
+    def smooth(z: Any, y: Any) -> Any:
+        return torch.nn.functional.cross_entropy(z, y, label_smoothing=smoothing)
+
+    logits, wanted = by_autograd(smooth, True, features, targets)
+    labels = torch.nn.functional.one_hot(targets, OUTPUTS).double() * (1.0 - smoothing) + smoothing / OUTPUTS
+    torch.testing.assert_close(last_layer_norms(logits, labels, features), wanted)
+
+
 @pytest.mark.parametrize("outputs", [1, OUTPUTS])
 def test_squared_loss(outputs: int) -> None:
     features = torch.randn(B, WIDTH, dtype=torch.float64)
@@ -250,14 +289,19 @@ def test_without_features_it_is_the_gradient_of_the_bias() -> None:
     [
         ({"logits": torch.zeros(B)}, "logits"),
         ({"logits": torch.zeros(B, 2, 2)}, "logits"),
-        ({"logits": torch.zeros(B, 0)}, "logits must have two outputs at least; for a sigmoid"),
-        ({"logits": torch.zeros(B, 1)}, "logits must have two outputs at least; for a sigmoid"),
+        ({"logits": torch.zeros(B, 0)}, 'logits must have two outputs at least; one is for loss="sigmoid"'),
+        ({"logits": torch.zeros(B, 1)}, 'logits must have two outputs at least; one is for loss="sigmoid"'),
         ({"targets": torch.zeros(B)}, "targets"),
         ({"targets": torch.zeros(B + 1, dtype=torch.long)}, "targets"),
         ({"features": torch.zeros(B)}, "features"),
         ({"features": torch.zeros(B - 1, WIDTH)}, "features"),
         ({"loss": "hinge"}, "loss"),
         ({"loss": "squared"}, "targets"),
+        ({"logits": [[0.0] * OUTPUTS] * B}, "logits must be a tensor, got list"),
+        ({"targets": [0] * B}, "targets must be a tensor, got list"),
+        ({"features": 1.0}, "features must be a tensor, got float"),
+        ({"targets": torch.eye(B, OUTPUTS)}, "targets must sum to one in each row, got 0 in row 4; labels"),
+        ({"targets": torch.full((B, OUTPUTS), 0.5).bfloat16()}, "targets must sum to one in each row, got 2"),
     ],
 )
 def test_wrong_arguments_are_named(change: dict[str, Any], argument: str) -> None:

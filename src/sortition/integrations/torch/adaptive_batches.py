@@ -26,7 +26,7 @@ from sortition.core.validation import SMALLEST_MASS, named_keywords, one_each, r
 from sortition.integrations.torch.last_layer import PRECISE
 
 Norms: TypeAlias = Tensor | ArrayLike
-STATE_VERSION = 2
+STATE_VERSION = 3
 LARGEST_SEED = 2**64 - 1
 LARGEST_EPOCH = 2**40
 PARTITION = 2**62
@@ -37,7 +37,7 @@ SUM_TOLERANCE = 1e-5
 """A prior whose sum is this near to one was divided by it, perhaps in float32."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class EpochPlan:
     """The draws of an epoch, in their order."""
 
@@ -47,6 +47,8 @@ class EpochPlan:
     examples: IntArray
     weights: FloatArray
     batch_size: int
+    weighed: bool = False
+    """Whether anybody asked for the weights of a batch."""
     _shares: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = field(default_factory=dict)
 
     def batch(self, position: int) -> slice:
@@ -80,14 +82,18 @@ class BatchTicket:
     """The number of the batch in its epoch, from 0."""
     examples: IntArray
     """The numbers of its examples in the data set."""
-    weights: FloatArray
-    r""":math:`1 / (n p_i)`, times the number of ranks: about one each with uniform p."""
     _plan: EpochPlan = field(repr=False)
     _sampler: AdaptiveBatchSampler = field(repr=False)
     _observed: bool = field(default=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.examples)
+
+    @property
+    def weights(self) -> FloatArray:
+        r""":math:`1 / (n p_i)`, times the number of ranks: about one each with uniform p."""
+        self._plan.weighed = True
+        return self._plan.weights[self._plan.batch(self.position)]
 
     def mean(self, losses: Tensor) -> Tensor:
         """The weighted mean of the batch: its expectation is the plain mean over all examples.
@@ -97,7 +103,7 @@ class BatchTicket:
         """
         given: object = losses
         if not (
-            isinstance(given, Tensor) and given.shape == self.weights.shape and given.is_floating_point()
+            isinstance(given, Tensor) and given.shape == self.examples.shape and given.is_floating_point()
         ):
             kind, shape = getattr(given, "dtype", type(given).__name__), tuple(getattr(given, "shape", ()))
             raise ConfigurationError(
@@ -106,6 +112,7 @@ class BatchTicket:
             )
         if losses.dtype not in PRECISE:
             losses = losses.float()
+        self._plan.weighed = True
         shares = self._plan.shares(self.position, losses.dtype, losses.device)
         return torch.dot(losses, shares)  # autocast leaves dot in single precision
 
@@ -122,7 +129,7 @@ class BatchTicket:
             )
         if not isinstance(norms, Tensor):
             norms = torch.tensor(one_each("norms", norms, len(self), "each example of the batch"))
-        if norms.shape != self.weights.shape or norms.is_complex() or norms.dtype == torch.bool:
+        if norms.shape != self.examples.shape or norms.is_complex() or norms.dtype == torch.bool:
             raise FeedbackError(
                 f"norms must be {len(self)} real numbers, one for each example of the batch, "
                 f"got {norms.dtype} of shape {tuple(norms.shape)}"
@@ -139,11 +146,13 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     example gets :math:`\lfloor n p_i \rfloor` or :math:`\lceil n p_i \rceil` copies, all copies are shuffled,
     and the weights :math:`1 / (n p_i)` keep every batch unbiased (``core.reshuffling``). p is learnt from
     what the tickets observe (``core.square_means``). Before anything is learnt, an epoch is a plain shuffle.
+    Three tenths of the draws always come from the prior, so no weight is above 1 / 0.3 without one.
+    ``drop_last`` leaves out a last batch that is smaller than the others; these stay unbiased.
 
     ``prior`` is a distribution over the examples to start from and to shrink to, such as known row norms over
     their sum. With ``groups``, the label of each example's group (its source, user or language), all examples
     of a group share what is learnt: for data whose single examples are seen too rarely, or can't be addressed
-    (a dataset of streams takes the next example of the index' group). Neither changes the objective.
+    (the dataset's ``__getitem__`` may then give any example of the group). Neither changes the objective.
 
     Each process of several has its own ``rank`` below ``num_replicas``; both come from ``torch.distributed``
     if it is initialised. The examples are dealt to the ranks once, at random by ``seed``, which must be the
@@ -166,10 +175,16 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         groups: ArrayLike | None = None,
         seed: int = 0,
         *,
+        drop_last: bool = False,
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
         together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not together and (num_replicas is None) != (rank is None):
+            given, missing = ("rank", "num_replicas") if num_replicas is None else ("num_replicas", "rank")
+            raise ConfigurationError(
+                f"{missing} must be given with {given}, as torch.distributed is not initialised, got None"
+            )
         if num_replicas is None:
             num_replicas = torch.distributed.get_world_size() if together else 1
         if rank is None:
@@ -185,18 +200,27 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             dealt = self._generator.of_round(PARTITION).permutation(self.num_examples)
             self._shard = np.sort(dealt[self.rank :: self.num_replicas])
         self._draws = -(-self.num_examples // self.num_replicas)
-        given = None if prior is None else _checked_prior(prior, self.num_examples)
+        if not isinstance(drop_last, bool):
+            raise ConfigurationError(f"drop_last must be True or False, got {drop_last!r}")
+        self.drop_last = drop_last
+        if not len(self):
+            raise ConfigurationError(
+                f"batch_size must be at most {self._draws} with drop_last, the draws of an epoch, "
+                f"got {self.batch_size}"
+            )
+        masses = None if prior is None else _checked_prior(prior, self.num_examples)
         units = None if groups is None else _checked_groups(groups, self.num_examples)
         self._settings = {
             "num_examples": self.num_examples,
             "batch_size": self.batch_size,
+            "drop_last": str(self.drop_last),
             "num_replicas": self.num_replicas,
             "rank": self.rank,
             "seed": str(self.seed),  # a tensor or a file may hold no number that large
-            "prior": _fingerprint(given),
+            "prior": _fingerprint(masses),
             "groups": _fingerprint(units),
         }
-        self._prior = np.ones(self.num_examples) if given is None else self.num_examples * given  # n pi
+        self._prior = np.ones(self.num_examples) if masses is None else self.num_examples * masses  # n pi
         self._units = np.arange(self.num_examples) if units is None else units
         sizes = np.bincount(self._units[self._shard], self._prior[self._shard], int(self._units.max()) + 1)
         self._beliefs = SquareMeans(sizes / sizes.sum())
@@ -213,7 +237,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return -(-self._draws // self.batch_size)
+        draws = self._draws if self.drop_last else self._draws + self.batch_size - 1
+        return draws // self.batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the next epoch or, after ``load_state_dict``, those that are left of its epoch."""
@@ -233,7 +258,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             raise CohortError("tickets are there once the first batch of an epoch was asked for")
         for position in range(plan.first, len(self)):
             batch = plan.batch(position)
-            yield BatchTicket(plan.epoch, position, plan.examples[batch], plan.weights[batch], plan, self)
+            yield BatchTicket(plan.epoch, position, plan.examples[batch], plan, self)
 
     def probabilities(self) -> FloatArray:
         """p of each example, by all that was observed so far; of another rank's examples 0."""
@@ -251,6 +276,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         """Plan the next epoch, or the loaded one again."""
         loaded = self._plan is None and self._position < len(self)
         if not loaded:
+            self._warn_if_not_weighed()
             self._beliefs, self._heard = self._learnt(), []
             self._epoch, self._position = self._epoch + 1, 0
         expected = self._expected_copies(self._beliefs)
@@ -260,6 +286,17 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         examples.flags.writeable = weights.flags.writeable = False  # the tickets are views of them
         self._plan = EpochPlan(self._epoch, self._position, examples, weights, self.batch_size)
         return self._plan
+
+    def _warn_if_not_weighed(self) -> None:
+        """Whoever learns from an epoch of unequal draws must have weighed it."""
+        plan = self._plan
+        if plan is not None and self._heard and not plan.weighed and np.ptp(plan.weights) > 0.0:
+            plan.weighed = True  # said once
+            warnings.warn(
+                f"the losses of epoch {plan.epoch} were not weighed: examples that are drawn more often "
+                "count for more; use ticket.mean(losses), or ticket.weights",
+                stacklevel=4,
+            )
 
     def _expected_copies(self, beliefs: SquareMeans) -> FloatArray:
         masses = beliefs.ratios()[self._units] * self._prior
@@ -299,7 +336,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs: numbers, strings and tensors, as ``torch.save`` takes them.
 
-        Like those of a model's state, the tensors are not copies; training on does not change them.
+        It needs no ``deepcopy``: training on does not change it.
 
         It is that of the last batch that was *asked for*. A ``DataLoader`` with workers asks for some in
         advance: use ``TicketLoader.state_dict``, which knows the last batch that you were given.
@@ -413,7 +450,7 @@ class TicketLoader:
 
     @property
     def epochs_done(self) -> int:
-        """How many epochs were given to their end: where a run that was saved anywhere goes on.
+        """How many epochs are over, run to their end or left: where a run that was saved anywhere goes on.
 
         ``for epoch in range(loader.epochs_done, 15)`` begins with what is left of an epoch.
         """
@@ -455,7 +492,9 @@ def _checked_prior(prior: ArrayLike, num_examples: int) -> FloatArray:
             f"count, got {masses[wrong[0]]} for example {wrong[0]}"
         )
     if abs(masses.sum() - 1.0) > SUM_TOLERANCE:
-        raise ConfigurationError(f"prior must sum to one, got a sum of {masses.sum()}; divide it by its sum")
+        raise ConfigurationError(
+            f"prior must sum to one, got a sum of {masses.sum()}; divide it by its sum, in float32 or float64"
+        )
     return np.asarray(masses / masses.sum())
 
 

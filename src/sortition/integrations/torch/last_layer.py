@@ -15,8 +15,10 @@ from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import one_of
 
-LOSSES = ("softmax", "squared")
+LOSSES = ("softmax", "sigmoid", "squared")
 PRECISE = (torch.float32, torch.float64)
+LABEL_TOLERANCE = 0.01
+"""Soft labels sum to one but for this; as halves they may be off by as much."""
 FEW = 2048
 """Up to so many logits a call of torch takes longer than its work, and one loop is faster than nine calls."""
 
@@ -26,26 +28,28 @@ def last_layer_norms(
     targets: Tensor,
     features: Tensor | None = None,
     *,
-    loss: Literal["softmax", "squared"] = "softmax",
+    loss: Literal["softmax", "sigmoid", "squared"] = "softmax",
     bias: bool = True,
 ) -> Tensor:
     r"""The exact norm of each example's gradient in the last layer, :math:`z = W h + b`.
 
-    With the residual :math:`r = \varsigma(z) - e_y` of the cross-entropy or :math:`r = z - y` of half the
-    squared error :math:`\frac12 \|z - y\|^2`, the gradients are :math:`r h^\top` and r, so the norm is
+    The gradients are :math:`r h^\top` and r, with the residual :math:`r = \varsigma(z) - e_y` of the
+    cross-entropy, :math:`r = z - y` of half the squared error :math:`\frac12 \|z - y\|^2`, or the sigmoids
+    of z less y of a binary cross-entropy that is summed over the outputs. So the norm is
 
     .. math:: \|r\| \sqrt{\|h\|^2 + 1}
 
-    ``logits`` are z, of shape (b, classes), or (b,) for one output with the squared loss. For a sigmoid of
-    one output, give ``torch.cat([torch.zeros_like(z), z], 1)`` and the classes 0 and 1. ``targets`` are the
-    classes (b,) or, for soft labels and the squared loss, of the shape of z. ``features`` are h, of shape
-    (b, width). Without them, :math:`\|r\|` is returned: the norm of the bias' gradient. ``bias=False`` is
-    for a layer without one. Of ``torch.nn.MSELoss``, which has no one half and divides by the outputs, the
-    norms are proportional to these, which is as good for sampling. Halves are computed in float32. Nothing
-    here is part of the graph.
+    ``logits`` are z, of shape (b, classes); with another loss than the softmax (b, outputs), or (b,) for one.
+    ``targets`` are the classes (b,) or, for soft labels and the other losses, of the shape of z. ``features``
+    are h, of shape (b, width). Without them, :math:`\|r\|` is returned: the norm of the bias' gradient.
+    ``bias=False`` is for a layer without one. If the loss is a mean over the outputs, or has no one half as
+    ``torch.nn.MSELoss``, the norms are proportional to these, which is as good for sampling. With class
+    weights, multiply the norms by those of the targets; with label smoothing, give the smoothed labels.
+    Halves are computed in float32. Nothing here is part of the graph.
 
-    A target that is no class raises a ConfigurationError on the cpu. On other devices it is not looked for,
-    as the step would have to wait for them, nor while torch compiles, traces or transforms this function.
+    A target that is no class, and soft labels that do not sum to one, raise a ConfigurationError on the cpu.
+    On other devices they are not looked for, as the step would have to wait for them, nor while torch
+    compiles, traces or transforms this function.
 
     >>> z, h = torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])
     >>> last_layer_norms(z, torch.tensor([1]), h, bias=False)  # r = (1/2, -1/2), and h has norm 5
@@ -54,12 +58,16 @@ def last_layer_norms(
     softmax = loss == "softmax"
     if not softmax:
         one_of("loss", loss, LOSSES)
+    given: dict[str, object] = {"logits": logits, "targets": targets, "features": features}
+    for name, values in given.items():
+        if not isinstance(values, Tensor) and (values is not None or name != "features"):
+            raise ConfigurationError(f"{name} must be a tensor, got {type(values).__name__}")
     shape, rows = logits.shape, targets.shape
     classes = softmax and len(rows) == 1 and not targets.dtype.is_floating_point
     if len(shape) != 2 and (softmax or len(shape) != 1):
         raise ConfigurationError(f"logits must have shape (batch, outputs), got {tuple(shape)}")
     if len(shape) == 2 and shape[1] < (2 if softmax else 1):
-        least = "two outputs at least; for a sigmoid give torch.cat([torch.zeros_like(z), z], 1)"
+        least = 'two outputs at least; one is for loss="sigmoid"'
         raise ConfigurationError(
             f"logits must have {least if softmax else 'one output at least'}, got shape {tuple(shape)}"
         )
@@ -88,9 +96,21 @@ def last_layer_norms(
             outside = (arrays[0] < 0) | (arrays[0] >= logits.shape[1])
             if outside.any():
                 raise _no_class(logits, targets, int(outside.argmax()))
+    elif softmax:
+        arrays = _on_cpu(_numbers(targets))
+        if arrays is not None:
+            sums = arrays[0].sum(1)
+            other = np.abs(sums - 1.0) > LABEL_TOLERANCE
+            if other.any():
+                raise ConfigurationError(
+                    f"targets must sum to one in each row, got {sums[other.argmax()]:.6g} in row "
+                    f'{other.argmax()}; labels that do not exclude each other are for loss="sigmoid"'
+                )
     outputs = _numbers(logits)
     if softmax:
         outputs = torch.softmax(outputs, 1)
+    elif loss == "sigmoid":
+        outputs = torch.sigmoid(outputs)
     if classes:
         index = targets if targets.dtype == torch.int64 else targets.long()
         residuals = outputs.scatter_(1, index.unsqueeze(1), -1.0, reduce="add")
