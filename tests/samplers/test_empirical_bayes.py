@@ -527,3 +527,36 @@ def test_the_largest_leave_one_after_another(ratio: float) -> None:
         first_squares = np.exp(seen["first"]).sum()
         assert sampler._people["first_squares"][0] == pytest.approx(first_squares, rel=1e-6)
         other.load_state_dict(sampler.state_dict())
+
+
+def test_a_resumed_run_follows_as_the_unbroken_one_does() -> None:
+    """Whether the last of those that follow one by one was drawn since is not what decides when others do."""
+    sampler, resumed = (EmpiricalBayesSampler(num_clients=400, cohort_size=3, seed=2) for _ in range(2))
+    both, rng = [sampler, resumed], np.random.default_rng(1)
+
+    def play(available: list[int] | None = None) -> None:
+        cohorts = [each.draw(available) for each in both]
+        norms = (1.0 + cohorts[0].clients) * rng.lognormal(size=len(cohorts[0]))
+        for each, cohort in zip(both, cohorts, strict=True):
+            each.observe(cohort, norms)
+        assert np.array_equal(sampler.probabilities(), resumed.probabilities())
+
+    (odd,) = sampler.add_clients([0.05]).tolist()
+    (last,) = sampler.add_clients([1.0 / 400]).tolist()
+    resumed.add_clients([0.05])
+    resumed.add_clients([1.0 / 400])
+    others = [client for client in range(402) if client != last]
+    while not sampler._apart:
+        play(others)
+    for each in both:
+        each.remove_clients([odd])
+    others.remove(odd)
+    while sampler._people["slope"][0] != 0.0:
+        play(others)
+    assert sampler._apart
+    play([last])
+    state = resumed.state_dict()
+    both[1] = resumed = EmpiricalBayesSampler(num_clients=400, cohort_size=3)
+    resumed.load_state_dict(state)
+    for _ in range(5):
+        play(others)

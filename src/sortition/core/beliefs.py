@@ -347,7 +347,7 @@ class Beliefs:
 
 
 def believed_chance(chance: FloatArray, before: FloatArray, misses: FloatArray) -> FloatArray:
-    r""":math:`\rho`, the mean over a client's last draws; next to 0 if its misses in a row say that it has gone.
+    r""":math:`\rho`, a mean over the last draws; next to 0 if misses in a row say that the client has gone.
 
     >>> believed_chance(np.array([0.5, 0.5]), np.array([0.9, 0.5]), np.array([8.0, 8.0])).round(3)
     array([0.005, 0.5  ])

@@ -110,7 +110,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._distribution = self._reweighted = ReweightedPrior(self._roster, share=LEAST_SHARE)
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
         self._newcomers = False  # since those never drawn followed last
-        self._apart = False  # whether some of those never drawn have a slot, and follow one by one
+        self._apart = False  # whether some of those never drawn had slots when they followed last: one by one
         self._compare_sizes()
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -204,10 +204,11 @@ class EmpiricalBayesSampler(BaseSampler):
     def _state(self) -> dict[str, Any]:
         seen = self._seen[: self._reweighted.count].copy()
         people = {name: float(self._people[0][name]) for name in PEOPLE_FIELDS}
-        people["newcomers"] = float(self._newcomers)
         return {
             **self._reweighted.state(),
             **people,
+            "newcomers": float(self._newcomers),
+            "apart": float(self._apart),
             "beliefs": seen.view(np.float64).reshape(-1, len(CLIENT_FIELDS)),
         }
 
@@ -219,10 +220,9 @@ class EmpiricalBayesSampler(BaseSampler):
         people = tuple(number(state, name, **LIMITS.get(name, {})) for name in PEOPLE_FIELDS)
         _check_sums(dict(zip(PEOPLE_FIELDS, people, strict=True)), seen)
         self._reweighted.restore(state)
-        self._newcomers = number(state, "newcomers") > 0.0
+        self._newcomers, self._apart = (number(state, name) > 0.0 for name in ("newcomers", "apart"))
         self._people = np.array([people], dtype=PEOPLE)
         self._seen = seen
-        self._apart = len(self._never_drawn()) > 0
 
 
 MOST, FURTHEST, LARGEST_EXPONENT = 1e15, 1e4, 700.0
