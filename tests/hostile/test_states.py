@@ -87,6 +87,22 @@ def test_a_state_with_newcomers_of_extreme_mass_can_be_loaded(mass: float, desig
         assert sampler.probabilities().sum() == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("mass", [1e12, 1e16, 1e24, 1e60])
+def test_a_liar_with_all_of_the_prior(mass: float) -> None:
+    """What it leaves to others was a difference of ones: their losses were 1e290, and the state was refused."""
+    rng = np.random.default_rng(0)
+    sampler, other = (EmpiricalBayesSampler(num_clients=100, cohort_size=5) for _ in range(2))
+    liar = 100
+    for index in range(30):
+        if index == 3:
+            sampler.add_clients([mass])
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(cohort.clients == liar, 1e300, rng.lognormal(size=5)))
+        other.load_state_dict(sampler.state_dict())
+        assert sampler._people["prior_loss"][0] < 100.0 * 100.0 * mass
+        assert sampler.probabilities().sum() == pytest.approx(1.0)
+
+
 def test_inclusion_probabilities_where_next_to_nothing_is_left() -> None:
     """One over 1e-320 is no double: a client of probability 0 had nan."""
     found = inclusion_probabilities(np.array([1.0, 2e-320, 2e-320, 0.0]), cohort_size=2)

@@ -384,7 +384,8 @@ def learn(
                 outliers, outlier_weights, outlier_share, hints, prior_fields, places, ratios, experts
             )
             if held > outlier_share:
-                q = scale * q + from_prior * own
+                # where outliers have all but rounding, so is the scale: nobody else has more than is left
+                q = np.minimum(scale * q + from_prior * own, 1.0 - outlier_share)
                 for i in range(clients.size):
                     place = position_in(outliers, clients[i])
                     q[i] = of_outliers[place] if place >= 0 else q[i]
