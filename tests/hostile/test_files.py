@@ -151,7 +151,7 @@ def test_a_journal_deletes_no_file(run: Path) -> None:
     journal = run.with_name("run.db-journal")
     journal.write_bytes(header.ljust(512, b"\0") + end)
     verify_run(run)
-    with pytest.raises(LedgerError, match="run.db-journal must not be there"):
+    with pytest.raises(LedgerError, match=r"run\.db-journal must not be there"):
         open_run(run, make)
     assert precious.read_bytes() == b"a thesis"
     journal.unlink()
