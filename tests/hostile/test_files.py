@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -138,6 +139,23 @@ def test_a_directory_that_others_may_write_to(tmp_path: Path, mode: int) -> None
     with pytest.raises(LedgerError, match="belongs to you"):
         open_run(tmp_path / "run.db", make)
     assert list((tmp_path / "run.db.d").iterdir()) == []
+
+
+def test_a_journal_deletes_no_file(run: Path) -> None:
+    """SQLite deletes the file that a rollback journal names, once that was rolled back: any file of ours."""
+    precious = run.parent / "precious"
+    precious.write_bytes(b"a thesis")
+    magic, name = bytes.fromhex("d9d505f920a163d7"), str(precious).encode()
+    header = magic + struct.pack(">5I", 0, 1, run.stat().st_size // 4096, 512, 4096)
+    end = struct.pack(">I", 2**30 // 4096 + 1) + name + struct.pack(">II", len(name), sum(name)) + magic
+    journal = run.with_name("run.db-journal")
+    journal.write_bytes(header.ljust(512, b"\0") + end)
+    verify_run(run)
+    with pytest.raises(LedgerError, match=r"run\.db-journal must not be there"):
+        open_run(run, make)
+    assert precious.read_bytes() == b"a thesis"
+    journal.unlink()
+    open_run(run, make).close()
 
 
 def test_a_directory_that_is_a_link(tmp_path: Path) -> None:

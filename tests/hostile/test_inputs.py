@@ -14,6 +14,7 @@ from sortition import (
     AvareSampler,
     Cohort,
     CohortError,
+    EmpiricalBayesSampler,
     FixedSampler,
     NormPrivacy,
     OptimalSampler,
@@ -137,3 +138,19 @@ def test_a_cohort_that_was_changed_in_memory_is_noticed(part: str) -> None:
         sampler.observe(cohort, [1.0, 2.0])
     writable[:] = before
     sampler.observe(cohort, [1.0, 2.0])
+
+
+def test_a_cohort_of_arrays_that_are_no_vectors() -> None:
+    """Read-only arrays were taken as they are: columns and every second entry were errors of a kernel."""
+    sampler = EmpiricalBayesSampler(num_clients=30, cohort_size=4)
+    drawn = sampler.draw()
+    parts = {name: getattr(drawn, name) for name in ("clients", "counts", "probabilities", "weights")}
+    columns, apart = {}, {}
+    for name, values in parts.items():
+        columns[name], spread = values.reshape(-1, 1), np.zeros(8, values.dtype)
+        spread[::2] = values
+        spread.setflags(write=False)
+        apart[name] = spread[::2]
+    with pytest.raises(CohortError, match="clients must be a list or vector"):
+        Cohort(0, 4, **columns, ticket=drawn.ticket)
+    sampler.observe(Cohort(0, 4, **apart, ticket=drawn.ticket), np.ones(4))

@@ -15,9 +15,12 @@ from sortition import (
     KVibSampler,
     OptimalClientSampler,
     OptimalSampler,
+    PortfolioSampler,
     StateError,
+    VRBSampler,
 )
 from sortition.core.designs import Design, inclusion_probabilities
+from sortition.samplers.base import BaseSampler
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -85,6 +88,80 @@ def test_a_state_with_newcomers_of_extreme_mass_can_be_loaded(mass: float, desig
         other.load_state_dict(sampler.state_dict())
         assert np.array_equal(other.probabilities(), sampler.probabilities())
         assert sampler.probabilities().sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("mass", [1e12, 1e16, 1e24, 1e60])
+def test_a_liar_with_all_of_the_prior(mass: float) -> None:
+    """What it leaves to others was a difference of ones: losses were 1e290, and the state was refused."""
+    rng = np.random.default_rng(0)
+    sampler, other = (EmpiricalBayesSampler(num_clients=100, cohort_size=5) for _ in range(2))
+    liar = 100
+    for index in range(30):
+        if index == 3:
+            sampler.add_clients([mass])
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(cohort.clients == liar, 1e300, rng.lognormal(size=5)))
+        other.load_state_dict(sampler.state_dict())
+        assert sampler._people["prior_loss"][0] < 100.0 * 100.0 * mass
+        assert sampler.probabilities().sum() == pytest.approx(1.0)
+
+
+def portfolio(newcomers: int, leaving: list[int]) -> PortfolioSampler:
+    experts = [EmpiricalBayesSampler(**COMMON), AvareSampler(**COMMON)]
+    sampler, rng = PortfolioSampler(experts=experts), np.random.default_rng(1)
+    for index in range(8):
+        if index == 4 and newcomers:
+            sampler.add_clients(newcomers)
+        if index == 4:
+            sampler.remove_clients(leaving)
+        cohort = sampler.draw()
+        sampler.observe(cohort, rng.lognormal(size=len(cohort)))
+    return sampler
+
+
+MEMBERS: list[tuple[int, list[int]]] = [(0, []), (2, []), (0, [3]), (1, [5]), (5, [1, 2])]
+
+
+@pytest.mark.parametrize("prefix", ["expert0.", "expert1.", "expert"])
+@pytest.mark.parametrize("members", MEMBERS)
+@pytest.mark.parametrize("others", MEMBERS)
+def test_experts_of_another_portfolio(
+    prefix: str, members: tuple[int, list[int]], others: tuple[int, list[int]]
+) -> None:
+    """Each expert was right for itself; together they had other clients, and read beyond their arrays."""
+    sampler, stranger = portfolio(*members), portfolio(*others).state_dict()
+    before = sampler.state_dict()
+    state = {name: stranger[name] if name.startswith(prefix) else before[name] for name in before}
+    if members == others:
+        sampler.load_state_dict(state)
+        return
+    with pytest.raises(StateError, match="clients"):
+        sampler.load_state_dict(state)
+    after = sampler.state_dict()
+    assert all(np.array_equal(after[name], before[name], equal_nan=name.endswith("loss")) for name in before)
+
+
+@pytest.mark.parametrize("make", [EmpiricalBayesSampler, AvareSampler, VRBSampler])
+@pytest.mark.parametrize("entry", ["guard.first_drawn", "guard.clients", "guard.outliers"])
+def test_a_guard_that_remembers_clients_that_have_left(make: type[BaseSampler], entry: str) -> None:
+    """Their first replies were learnt again, with a prior of 0: sums of 0.9, nan, a division by zero."""
+    sampler = make(num_clients=20, cohort_size=5, guard=Guard())  # type: ignore[call-arg]
+    for _ in range(4):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(cohort.clients == 7, 1e9, 1.0 + cohort.clients))
+    sampler.remove_clients([3])
+    state = sampler.state_dict()
+    changed = {
+        **state,
+        "guard.outliers": np.array([7]),
+        "guard.means": np.ones(1),
+        "guard.counts": np.ones(1, int),
+    }
+    sampler.load_state_dict(changed)
+    changed[entry] = changed[entry].copy()
+    changed[entry][..., :1].flat[0] = 3
+    with pytest.raises(StateError, match="have left"):
+        sampler.load_state_dict(changed)
 
 
 def test_inclusion_probabilities_where_next_to_nothing_is_left() -> None:

@@ -38,7 +38,7 @@ run.close()
 
 
 def start(path: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     return subprocess.Popen(
         [sys.executable, "-c", RACER, str(path)],
         stdin=subprocess.PIPE,

@@ -470,7 +470,7 @@ def test_the_population_is_of_those_that_have_not_left(moves: list[tuple[int, in
             sampler.remove_clients([leaving])
             here.remove(leaving)
         elif kind == 1:
-            here.update(sampler.add_clients(1).tolist())
+            here.update(sampler.add_clients([10.0 ** (number % 7 - 3)] if number % 2 else 1).tolist())
         else:
             cohort = sampler.draw()
             sampler.observe(cohort, 10.0 ** rng.uniform(-3.0, 9.0, len(cohort)))
@@ -494,3 +494,69 @@ def test_the_population_is_of_those_that_have_not_left(moves: list[tuple[int, in
     resumed = EmpiricalBayesSampler(num_clients=12, cohort_size=4, client_weights=sizes, guard=None)
     resumed.load_state_dict(sampler.state_dict())
     assert np.array_equal(resumed.draw().clients, sampler.draw().clients)
+
+
+def test_a_state_can_be_loaded_when_newcomers_of_other_sizes_have_left() -> None:
+    """What rounding left of their sizes, 1e-16, was no sum of sizes that are all 0: the state was refused."""
+    rng = np.random.default_rng(0)
+    sampler, other = (EmpiricalBayesSampler(num_clients=12, cohort_size=6) for _ in range(2))
+    newcomers = sampler.add_clients([0.3, 0.07, 1.9, 0.01])
+    for _ in range(40):
+        cohort = sampler.draw()
+        sampler.observe(cohort, rng.lognormal(size=6))
+    assert sampler._records(newcomers)[1]["visits"].all()
+    sampler.remove_clients(newcomers)
+    for _ in range(3):
+        other.load_state_dict(sampler.state_dict())
+        cohort, same = sampler.draw(), other.draw()
+        assert np.array_equal(cohort.probabilities, same.probabilities)
+        sampler.observe(cohort, rng.lognormal(size=6))
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.55, 0.7, 0.9])
+def test_the_largest_leave_one_after_another(ratio: float) -> None:
+    """Each takes less than half of a sum along, and all together take all its digits."""
+    count = 120
+    sampler, other = (EmpiricalBayesSampler(num_clients=count, cohort_size=count - 1) for _ in range(2))
+    for _ in range(2):
+        cohort = sampler.draw()
+        sampler.observe(cohort, 1e6 * ratio ** (0.5 * cohort.clients))
+    for client in range(count - 3):
+        sampler.remove_clients([client])
+        seen = sampler._seen[sampler._seen["visits"] > 0.0]
+        first_squares = np.exp(seen["first"]).sum()
+        assert sampler._people["first_squares"][0] == pytest.approx(first_squares, rel=1e-6)
+        other.load_state_dict(sampler.state_dict())
+
+
+def test_a_resumed_run_follows_as_the_unbroken_one_does() -> None:
+    """Whether the last of those that follow one by one was drawn since is not what decides when others do."""
+    sampler, resumed = (EmpiricalBayesSampler(num_clients=400, cohort_size=3, seed=2) for _ in range(2))
+    both, rng = [sampler, resumed], np.random.default_rng(1)
+
+    def play(available: list[int] | None = None) -> None:
+        cohorts = [each.draw(available) for each in both]
+        norms = (1.0 + cohorts[0].clients) * rng.lognormal(size=len(cohorts[0]))
+        for each, cohort in zip(both, cohorts, strict=True):
+            each.observe(cohort, norms)
+        assert np.array_equal(sampler.probabilities(), resumed.probabilities())
+
+    (odd,) = sampler.add_clients([0.05]).tolist()
+    (last,) = sampler.add_clients([1.0 / 400]).tolist()
+    resumed.add_clients([0.05])
+    resumed.add_clients([1.0 / 400])
+    others = [client for client in range(402) if client != last]
+    while not sampler._apart:
+        play(others)
+    for each in both:
+        each.remove_clients([odd])
+    others.remove(odd)
+    while sampler._people["slope"][0] != 0.0:
+        play(others)
+    assert sampler._apart
+    play([last])
+    state = resumed.state_dict()
+    both[1] = resumed = EmpiricalBayesSampler(num_clients=400, cohort_size=3)
+    resumed.load_state_dict(state)
+    for _ in range(5):
+        play(others)

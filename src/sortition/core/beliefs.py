@@ -49,6 +49,8 @@ SURE, GONE = 0.9, 1e-6
 chance to reply before them, or by the first number if that is less."""
 LEAST_CHANCE = 1e-4
 """A client's chance to reply is taken to be at least this. The prior's share finds it when it returns."""
+LARGEST_BLUR = 1e6
+"""If rounding may have grown to this many units, the sums over clients are made anew."""
 LEAST_SPREAD = 1e-3
 """A variance between clients is taken to be at least this: one divides by it."""
 ROUNDING = 1e-9
@@ -93,6 +95,9 @@ class Population:
     """Sum of c^2."""
     products: float = 0.0
     """Sum of c y."""
+    blur: float = 0.0
+    """Rounding in these sums since clients left, relative to them, in units of a double's. A client that
+    made up nearly all of a sum leaves the others with few digits."""
     noise: float = field(default_factory=lambda: FIRST_NOISE[0] * FIRST_NOISE[1])
     """Sum of squared deviations of observations from their clients' means."""
     noise_count: float = field(default_factory=lambda: FIRST_NOISE[1])

@@ -52,7 +52,8 @@ class Cohort:
     def __post_init__(self) -> None:
         for name, dtype in ARRAYS:
             array = getattr(self, name)
-            if type(array) is np.ndarray and array.dtype == dtype and not array.flags.writeable:
+            plain = type(array) is np.ndarray and array.dtype == dtype and array.ndim == 1
+            if plain and array.flags.c_contiguous and not array.flags.writeable:
                 continue  # as a sampler makes them
             object.__setattr__(self, name, _read_only_copy(name, array, dtype))
         if not len(self.clients) == len(self.counts) == len(self.probabilities) == len(self.weights):

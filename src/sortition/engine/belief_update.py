@@ -22,6 +22,7 @@ from sortition.core.beliefs import (
     GROWTH,
     HIGHEST,
     HOLD,
+    LARGEST_BLUR,
     LARGEST_DEVIATION,
     LEAST_CHANCE,
     LEAST_GAIN,
@@ -166,19 +167,25 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> flo
 
 
 @njit(cache=True)
+def _include(people: Any, client: Any) -> None:
+    """Count a client that has replied in the sums over clients, all but that of first squares."""
+    people.met += 1.0
+    people.sizes += client.size
+    people.square_sizes += client.size**2
+    people.means += client.mean
+    people.square_means += client.mean**2
+    people.products += client.size * client.mean
+    people.inverse_visits += 1.0 / client.visits
+
+
+@njit(cache=True)
 def _remember(people: Any, client: Any, x: float, away: float) -> None:
     """One client's mean: ``Beliefs._remember``, after the noise was counted by the deviation ``away``."""
     c = client.size
     if client.visits == 0.0:
-        people.met += 1.0
-        people.first_squares += math.exp(x - people.slope * c)
-        people.sizes += c
-        people.square_sizes += c * c
-        people.means += x
-        people.square_means += x * x
-        people.products += c * x
-        people.inverse_visits += 1.0
         client.mean, client.visits, client.surprise, client.first = x, 1.0, 0.0, x
+        people.first_squares += math.exp(x - people.slope * c)
+        _include(people, client)
         return
     mean, visits, last = client.mean, client.visits, client.surprise
     client.surprise = away / math.sqrt(people.noise / people.noise_count * (1.0 + 1.0 / visits))
@@ -235,9 +242,30 @@ def _sum_first_squares(people: Any, seen: Any) -> None:
 
 
 @njit(cache=True)
+def _sum_clients(people: Any, seen: Any) -> None:
+    """Make the sums over clients anew."""
+    people.met = people.sizes = people.square_sizes = people.means = 0.0
+    people.square_means = people.products = people.inverse_visits = people.blur = 0.0
+    for client in seen:
+        if client.visits > 0.0:
+            _include(people, client)
+    _sum_first_squares(people, seen)
+
+
+@njit(cache=True)
+def _lost(before: float, after: float) -> float:
+    """By how much rounding grows, relative to a sum of numbers above 0 of which some were taken out."""
+    if before > 0.0:
+        return before / after if after > 0.0 else np.inf
+    return 1.0
+
+
+@njit(cache=True)
 def forget(people_array: Any, seen: Any, slots: IntArray) -> None:
     """The clients in ``slots`` leave: the population is of those that stay."""
-    people, first_squares = people_array[0], 0.0
+    people = people_array[0]
+    squares, sizes = people.square_means, people.square_sizes
+    visits, firsts = people.inverse_visits, people.first_squares
     for slot in slots:
         client = seen[slot]
         if client.visits > 0.0:
@@ -249,12 +277,13 @@ def forget(people_array: Any, seen: Any, slots: IntArray) -> None:
             people.square_means -= client.mean**2
             people.products -= client.size * client.mean
             people.inverse_visits -= 1.0 / client.visits
-            first_squares += math.exp(client.first - people.slope * client.size)
+            people.first_squares -= math.exp(client.first - people.slope * client.size)
             client.visits = 0.0
-    if first_squares > 0.5 * people.first_squares:  # a difference would lose its digits
-        _sum_first_squares(people, seen)
-    else:
-        people.first_squares -= first_squares
+            people.blur += 1.0
+    people.blur *= max(_lost(squares, people.square_means), _lost(sizes, people.square_sizes))
+    people.blur *= max(_lost(visits, people.inverse_visits), _lost(firsts, people.first_squares))
+    if people.blur > LARGEST_BLUR:
+        _sum_clients(people, seen)
 
 
 @njit(cache=True)
@@ -355,7 +384,8 @@ def learn(
                 outliers, outlier_weights, outlier_share, hints, prior_fields, places, ratios, experts
             )
             if held > outlier_share:
-                q = scale * q + from_prior * own
+                # where outliers have all but rounding, so is the scale: nobody else has more than is left
+                q = np.minimum(scale * q + from_prior * own, 1.0 - outlier_share)
                 for i in range(clients.size):
                     place = position_in(outliers, clients[i])
                     q[i] = of_outliers[place] if place >= 0 else q[i]

@@ -96,6 +96,8 @@ class Store:
 
     def __init__(self, path: Path, *, write: bool, good: bool = False) -> None:
         check_header(path)
+        if write:
+            _check_no_journal(path)
         self.path = path
         self._good = good
         advice = "replace the run with a copy" if good else _advice(path)
@@ -424,6 +426,19 @@ def check_header(path: Path) -> None:
         raise LedgerError(
             f"{path} must have schema {SCHEMA_VERSION}, which this version of sortition reads, "
             f"got schema {version}"
+        )
+
+
+def _check_no_journal(path: Path) -> None:
+    """A LedgerError if there is a rollback journal. A run has a WAL from its first row on, and never has one.
+
+    SQLite would roll it back, and a journal may name a file of ours that is deleted then.
+    """
+    journal = path.with_name(path.name + "-journal")
+    if os.path.lexists(journal):
+        raise LedgerError(
+            f"{journal} must not be there: no run has such a file, and SQLite would do what it says; "
+            "move it away"
         )
 
 

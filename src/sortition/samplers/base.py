@@ -39,7 +39,7 @@ from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
 from sortition.samplers.guard import GuardState, Replies
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 LARGEST_SEED = 2**64 - 1
 LARGEST_ROUND = 2**62
 SUMS_TO_ONE = 1e-6
@@ -521,12 +521,16 @@ class BaseSampler(ABC):
         if not roster.same_clients(weights):
             raise StateError("state has left_clients and joined_masses that are not those of the weights")
         guard = None if self._guard is None else self._guard.restored(state, roster.ids)
+        if guard is not None and not roster.present(guard.clients()).all():
+            raise StateError("state has a guard that remembers clients that have left")
         noise = None if self._noise is None else self._noise.restored(state)
         before, learnt = self._roster, self._state()
         self._roster = roster
         try:
             self._begin()
             self._restore(state)
+            if not self._roster.same_clients(weights):
+                raise StateError("state has experts whose clients are not those of the weights")
             if not abs(self._distribution.summed() - 1.0) < SUMS_TO_ONE:
                 raise StateError(f"state has probabilities that sum to {self._distribution.summed()}")
         except Exception as error:

@@ -110,7 +110,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._distribution = self._reweighted = ReweightedPrior(self._roster, share=LEAST_SHARE)
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
         self._newcomers = False  # since those never drawn followed last
-        self._apart = False  # whether some of those never drawn have a slot, and follow one by one
+        self._apart = False  # whether some of those never drawn had slots when they followed last: one by one
         self._compare_sizes()
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
@@ -204,10 +204,11 @@ class EmpiricalBayesSampler(BaseSampler):
     def _state(self) -> dict[str, Any]:
         seen = self._seen[: self._reweighted.count].copy()
         people = {name: float(self._people[0][name]) for name in PEOPLE_FIELDS}
-        people["newcomers"] = float(self._newcomers)
         return {
             **self._reweighted.state(),
             **people,
+            "newcomers": float(self._newcomers),
+            "apart": float(self._apart),
             "beliefs": seen.view(np.float64).reshape(-1, len(CLIENT_FIELDS)),
         }
 
@@ -219,10 +220,9 @@ class EmpiricalBayesSampler(BaseSampler):
         people = tuple(number(state, name, **LIMITS.get(name, {})) for name in PEOPLE_FIELDS)
         _check_sums(dict(zip(PEOPLE_FIELDS, people, strict=True)), seen)
         self._reweighted.restore(state)
-        self._newcomers = number(state, "newcomers") > 0.0
+        self._newcomers, self._apart = (number(state, name) > 0.0 for name in ("newcomers", "apart"))
         self._people = np.array([people], dtype=PEOPLE)
         self._seen = seen
-        self._apart = len(self._never_drawn()) > 0
 
 
 MOST, FURTHEST, LARGEST_EXPONENT = 1e15, 1e4, 700.0
@@ -236,13 +236,14 @@ LIMITS: dict[str, dict[str, Any]] = {
     "innovation": {"least": -MOST, "most": MOST},
     **{name: {"least": LEAST_SHARE, "most": 1.0} for name in ("discovered", "share")},
     **{name: {"least": 0.0, "most": LARGEST_LOSS} for name in ("learnt_loss", "prior_loss")},
-    "followed": {"least": 0.0, "most": MOST},
+    **{name: {"least": 0.0, "most": MOST} for name in ("followed", "blur")},
     **{name: {"least": 1.0, "most": MOST} for name in ("noise", "noise_count", "drawn", "replied")},
     **{name: {"least": -FURTHEST, "most": FURTHEST} for name in ("slope", "stranger")},
 }
 """What a number of a state may be; the sums over clients are compared with the clients."""
 SUM_TOLERANCE = 1e-4
-"""How far a sum may be from that of the clients, relative to the sum of absolute values: rounding adds up."""
+"""How far a sum of products may be from that of the clients, relative to the largest that it could be with
+these squares (Cauchy and Schwarz): rounding adds up."""
 
 
 def _check_sums(people: Mapping[str, float], seen: Any) -> None:
@@ -261,18 +262,19 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
         raise StateError("state has 'beliefs' that no clients can have")
     seen = seen[seen["visits"] > 0.0]
     y, c, ones = seen["mean"], np.clip(seen["size"], -FURTHEST, FURTHEST), np.ones(len(seen))
-    for name, parts in {
-        "met": ones,
-        "means": y,
-        "square_means": y**2,
-        "inverse_visits": ones / seen["visits"],
-        "sizes": c,
-        "square_sizes": c**2,
-        "products": c * y,
-        "first_squares": np.exp(seen["first"] - people["slope"] * c),
-    }.items():
-        if not abs(people[name] - parts.sum()) <= SUM_TOLERANCE * np.abs(parts).sum():
-            raise StateError(f"state has {name!r} = {people[name]}, but 'beliefs' have {parts.sum()}")
+    for name, one, other in (
+        ("met", ones, ones),
+        ("means", ones, y),
+        ("square_means", y, y),
+        ("inverse_visits", ones, ones / seen["visits"]),
+        ("sizes", ones, c),
+        ("square_sizes", c, c),
+        ("products", c, y),
+        ("first_squares", ones, np.exp(seen["first"] - people["slope"] * c)),
+    ):
+        found, largest = float(one @ other), float(np.linalg.norm(one) * np.linalg.norm(other))
+        if not abs(people[name] - found) <= SUM_TOLERANCE * largest:
+            raise StateError(f"state has {name!r} = {people[name]}, but 'beliefs' have {found}")
 
 
 @named_keywords

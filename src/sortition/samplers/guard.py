@@ -239,6 +239,11 @@ class GuardState:
             (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
         ]
 
+    def clients(self) -> IntArray:
+        """All whose norms it remembers; some more than once."""
+        remembered = self._window[0][CLIENT, : self._counters[SIZE]]
+        return np.concatenate([remembered, self._outliers, *(cohort.clients for cohort, _ in self._first)])
+
     def state(self) -> dict[str, Any]:
         """All that the guard remembers."""
         entries, values, (size, replies), _, _ = self._window

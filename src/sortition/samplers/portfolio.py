@@ -10,7 +10,7 @@ import numpy as np
 
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
-from sortition.core.errors import ConfigurationError
+from sortition.core.errors import ConfigurationError, StateError
 from sortition.core.experts import log_expert_losses, normalise_log_weights, reweigh_experts
 from sortition.core.guard_settings import Guard
 from sortition.core.rates import initial_expert_weights
@@ -211,6 +211,8 @@ class PortfolioSampler(BaseSampler):
             own = {name[len(prefix) :]: v for name, v in state.items() if name.startswith(prefix)}
             expert.load_state_dict(own)
         self._mix()
+        if not all(self._roster.same_clients(expert._roster) for expert in self._expert_samplers):
+            raise StateError("state has experts whose clients are not the same")
         self._mixture.log_weights, self._log_loss = log_weights, log_loss
 
 
