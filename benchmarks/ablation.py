@@ -33,6 +33,7 @@ VARIANTS: dict[str, tuple[Value, ...]] = {
     "HOLD": (0.1, 1.0),
     "LOSS_MEMORY": (0.5, 0.98),
     "TRUST": ((0.1, 1e9, 4.0), (0.1, 1.0, 4.0), (0.3, 3.0, 4.0), (0.1, 3.0, 2.0)),
+    "SQUARES": ((0.0, 2.0), (0.015, 1.0), (0.05, 2.0)),
     "SURPRISE": (OFF, 0.7),
     "FORGETTING": (0.25, 0.75),
     "FIRST_NOISE": ((0.1, 2.0), (2.0, 2.0)),
@@ -45,8 +46,9 @@ VARIANTS: dict[str, tuple[Value, ...]] = {
     "LEAST_CHANCE": (1.0, 0.01),
     "LOWEST": (-2.0, -60.0),
 }
-"""TRUST with 1e9: what was learnt is never doubted. LEAST_GAIN of 1: the level follows at once. FEW off: it
-does not jump. GROWTH off: sizes teach nothing. LEAST_CHANCE of 1: silence teaches nothing."""
+"""TRUST with 1e9: what was learnt is never doubted. SQUARES with 0: mean squares do not count. LEAST_GAIN of
+1: the level follows at once. FEW off: it does not jump. GROWTH off: sizes teach nothing. LEAST_CHANCE of 1:
+silence teaches nothing."""
 
 
 def run(changes: dict[str, Value], environment: Environment, seed: int, tick: Tick) -> Variance:

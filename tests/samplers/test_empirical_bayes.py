@@ -347,11 +347,12 @@ def test_reply_weights_make_up_for_silence_in_the_long_run() -> None:
         sampler.reply_weights([0], largest=0.5)
 
 
-@pytest.mark.parametrize("probability", [0.3, 0.1, 0.03])
-def test_it_is_no_worse_than_uniform_where_noise_differs(probability: float) -> None:
+@pytest.mark.parametrize(("probability", "most"), [(0.3, 0.78), (0.15, 0.89), (0.1, 0.98), (0.03, 1.05)])
+def test_it_learns_where_noise_differs(probability: float, most: float) -> None:
     """Half of the clients send 10 now and then, else 0.001: what was learnt may not cost more than it saves.
 
-    Means over 2,000 rounds, of which every fourth counts, and 12 seeds: single runs reach 1.13.
+    Means over 2,000 rounds, of which every fourth counts, and 12 seeds: single runs reach 1.13. Without mean
+    squares they are 0.82, 0.95, 1.01 and 1.03 times uniform sampling.
     """
     learnt = uniform = 0.0
     for seed in range(12):
@@ -365,7 +366,7 @@ def test_it_is_no_worse_than_uniform_where_noise_differs(probability: float) -> 
                 uniform += 100.0 * float(np.sum(norms**2)) / np.sum(norms) ** 2
             cohort = sampler.draw()
             sampler.observe(cohort, norms[cohort.clients])
-    assert learnt <= 1.05 * uniform
+    assert learnt <= most * uniform
 
 
 def variance_over_uniform(norms_of: Callable[[np.random.Generator, int], np.ndarray], rounds: int) -> float:

@@ -27,6 +27,7 @@ from sortition import (
     VRBSampler,
 )
 from sortition.core.designs import DESIGNS
+from sortition.engine.belief_update import CLIENT_FIELDS
 from tests.helpers import LEARNERS, SAMPLERS, norms_for, same_cohort, same_state, train
 
 M, K = 7, 3
@@ -271,7 +272,7 @@ ENGINES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "vrb": (VRBSampler, REWEIGHTED),
     "empirical bayes": (
         EmpiricalBayesSampler,
-        (*REWEIGHTED, *GUARD, "beliefs", "noise", "met", "level", "log_loss"),
+        (*REWEIGHTED, *GUARD, "beliefs", "noise", "met", "level", "log_loss", "squares"),
     ),
     "k-vib": (lambda **common: KVibSampler(num_rounds=40, **common), ("log_omega", "masses")),
     "portfolio": (
@@ -326,13 +327,33 @@ def test_no_entry_is_nan_or_infinite(name: str, entry: str, bad: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "entry", "bad"),
-    [("avare", "exploration", -0.1), ("vrb", "share", 1.5), ("vrb", "share", -0.5), ("osmd", "bases", -1.0)],
+    [
+        ("avare", "exploration", -0.1),
+        ("vrb", "share", 1.5),
+        ("vrb", "share", -0.5),
+        ("osmd", "bases", -1.0),
+        ("empirical bayes", "squares", -0.1),
+        ("empirical bayes", "squares", 2.1),
+    ],
 )
 def test_no_share_or_base_is_out_of_bounds(name: str, entry: str, bad: float) -> None:
     sampler = trained(ENGINES[name][0])
     before = sampler.state_dict()
     with pytest.raises(StateError, match=entry):
         sampler.load_state_dict(with_number(before, entry, bad))
+    assert same_state(sampler.state_dict(), before)
+
+
+@pytest.mark.parametrize("below", [0.5, 1e3])
+def test_no_mean_square_is_below_the_square_of_the_mean(below: float) -> None:
+    sampler = trained(EmpiricalBayesSampler)
+    before = sampler.state_dict()
+    beliefs = before["beliefs"].copy()
+    mean, square = CLIENT_FIELDS.index("mean"), CLIENT_FIELDS.index("square")
+    assert (beliefs[:, square] >= beliefs[:, mean] - 1e-12).all()
+    beliefs[-1, square] = beliefs[-1, mean] - below
+    with pytest.raises(StateError, match="beliefs"):
+        sampler.load_state_dict({**before, "beliefs": beliefs})
     assert same_state(sampler.state_dict(), before)
 
 

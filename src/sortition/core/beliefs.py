@@ -26,6 +26,9 @@ LOSS_MEMORY = 0.9
 TRUST = (0.1, 3.0, 4.0)
 """What was learnt and the prior are compared by the fourth powers of their losses. Before there is evidence,
 the prior has lost 3 times as much, for 0.1 sweeps."""
+SQUARES = (0.015, 2.0)
+"""How fast theta, the weight of mean squares, follows the slope of the loss, and its bound. That is above 1,
+since the prior's share flattens what was learnt."""
 SURPRISE = 1.2
 """Two surprises in a row with one sign, both beyond this many standard deviations, shorten the memory."""
 FORGETTING = 0.5
@@ -79,6 +82,8 @@ class Population:
     """The same of the prior."""
     share: float = field(default_factory=lambda: LEAST_SHARE)
     """Share of the draws that come from the prior."""
+    squares: float = 0.0
+    """theta: clients are judged by mean norms at 0, by mean squares at 1."""
     met: float = 0.0
     """Clients that have replied and have not left; all sums below are over these."""
     first_squares: float = 0.0
@@ -138,15 +143,16 @@ class Beliefs:
 
     With the prior :math:`\pi`, feedback a and the level :math:`\ell` let :math:`x = \log(a / \pi^2) - \ell`:
     the best distribution is :math:`\pi e^{x/2}`. Of each client that replied, a running mean of norms
-    :math:`e^{y/2} = \mathrm{mean}(e^{x/2})` over n visits is kept. It is shrunk towards the population, which
-    counts for :math:`\kappa` visits:
+    :math:`e^{y/2} = \mathrm{mean}(e^{x/2})` and one of squares :math:`e^z = \mathrm{mean}(e^x)` over n visits
+    are kept. They are shrunk towards the population, which counts for :math:`\kappa` visits:
 
     .. math:: & p = (1-\alpha)\,q + \alpha\,\pi, \qquad q_m \propto \pi_m e^{h_m} \sqrt{\rho_m}, \\
-              & 2 h_m = w\,y_m + (1-w)\,(u + B c_m), \qquad w = \frac{n}{n + \kappa}
+              & 2 h_m = w\,(y_m + \theta\,(z_m - y_m)) + (1-w)\,(u + B c_m), \qquad w = \frac{n}{n + \kappa}
 
     Here :math:`u + B c_m`, with c the logarithm of the prior less its average, is the expected
     :math:`\log E[e^x]` of a client never met, :math:`\kappa` the variance of a deviation over the spread of
-    the means, and :math:`\rho` the chance to reply.
+    the means, and :math:`\rho` the chance to reply. :math:`\theta` is learnt from the
+    losses. It stays near 0 unless some clients are noisier than others.
 
     >>> beliefs = Beliefs(np.full(4, 0.25), cohort_size=2)
     >>> beliefs.learn(np.array([0, 1]), np.array([2.0, 2.0]), np.log([1.0, 9.0]))
@@ -158,7 +164,7 @@ class Beliefs:
         self._prior, self._cohort_size = prior, cohort_size
         self._c = np.log(prior) - np.log(prior).mean()
         self.people = Population()
-        self.mean, self.visits, self.surprise, self.first = np.zeros((4, len(prior)))
+        self.mean, self.square, self.visits, self.surprise, self.first = np.zeros((5, len(prior)))
         self._log = np.zeros(len(prior))  # h, of those that were drawn
         self._touched = np.zeros(len(prior), dtype=bool)
         self.chance, self.before = np.ones((2, len(prior)))  # the second: before the present misses in a row
@@ -199,7 +205,8 @@ class Beliefs:
             people.level = float(np.median(x[x > -math.inf]))
         if something:
             p, q = self.probabilities()[clients], self.learnt()[clients]
-            self._weigh_prior(weights, log_feedback, p, q, prior)
+            varied = self.square[clients] - self.mean[clients]
+            self._weigh_prior(weights, log_feedback, p, q, prior, varied)
         x = np.clip(x - people.level, LOWEST, HIGHEST)
         known = self.visits[clients] > 0.0
         if something and known.any():  # zeros alone say nothing about the level
@@ -227,7 +234,13 @@ class Beliefs:
         self.misses[clients] = 0.0 if reply else self.misses[clients] + (0.0 if outage else 1.0)
 
     def _weigh_prior(
-        self, weights: FloatArray, log_feedback: FloatArray, p: FloatArray, q: FloatArray, prior: FloatArray
+        self,
+        weights: FloatArray,
+        log_feedback: FloatArray,
+        p: FloatArray,
+        q: FloatArray,
+        prior: FloatArray,
+        varied: FloatArray,
     ) -> None:
         r"""Raise the prior's share when its draws were worth more, or when what was learnt is no better.
 
@@ -236,6 +249,8 @@ class Beliefs:
         the share is too small. A round of little loss says little: r is mixed with 1 by V over the running
         loss. And :math:`\sum \mathrm{weight}\,a / q` estimates without bias what *would* have been lost with
         q: the share also rises with the fourth power of the losses with what was learnt and with the prior.
+        The slope of that loss in :math:`\theta` is about :math:`-\sum \mathrm{weight}\,a\,(v - E_q v) / 2q`,
+        with v = ``varied`` = z - y. Theta moves against it.
         """
         people, forgotten = self.people, math.exp(-HOLD * self._sweep)
         parts = np.log(weights) + log_feedback
@@ -254,10 +269,14 @@ class Beliefs:
 
         parts = np.exp(parts - people.log_loss)
         mixed = (1.0 - LEAST_SHARE) * q + LEAST_SHARE * prior
-        people.learnt_loss = forgotten * people.learnt_loss + float(np.sum(parts / mixed))
+        losses = parts / mixed
+        people.learnt_loss = forgotten * people.learnt_loss + float(np.sum(losses))
         people.prior_loss = forgotten * people.prior_loss + float(np.sum(parts / prior))
         odds = (people.learnt_loss / people.prior_loss) ** TRUST[2]
         people.share = max(people.discovered, LEAST_SHARE + (1.0 - LEAST_SHARE) * odds / (1.0 + odds))
+        average = float((weights * mixed) @ varied / (weights @ mixed))
+        squares = people.squares + SQUARES[0] * float(losses @ (varied - average))
+        people.squares = min(max(squares, 0.0), SQUARES[1])
 
     def _follow_level(self, clients: IntArray, x: FloatArray) -> float:
         """Move the level by the mean deviation of clients met before, and return by how much.
@@ -292,6 +311,8 @@ class Beliefs:
         new_visits = np.where(twice, np.maximum(FORGETTING * (visits + 1.0), 1.0), visits + 1.0)
         # the mean of e^(x/2): e^(y/2) is multiplied by 1 + (e^((x-y)/2) - 1) / n
         new_mean = np.where(known, mean + 2.0 * np.log1p(0.5 * away / new_visits), x)
+        more = np.expm1(np.where(known, x - self.square[clients], 0.0)) / new_visits
+        self.square[clients] = np.where(known, self.square[clients] + np.log1p(more), x)
         self.first[clients] = np.where(known, self.first[clients], x)
 
         new, before = ~known, np.where(known, mean, 0.0)
@@ -340,7 +361,8 @@ class Beliefs:
             signal = max(people.spread - noise * people.inverse_visits / people.met, LEAST_SPREAD)
             own = visits / (visits + noise / signal)
         stranger = self._stranger() + people.slope * self._c[clients]
-        twice_h = own * self.mean[clients] + (1.0 - own) * stranger
+        mean = self.mean[clients] + people.squares * (self.square[clients] - self.mean[clients])
+        twice_h = own * mean + (1.0 - own) * stranger
         chance = believed_chance(self.chance[clients], self.before[clients], self.misses[clients])
         self._touched[clients] = True
         self._log[clients] = 0.5 * (twice_h + np.log(chance))

@@ -31,6 +31,7 @@ from sortition.core.beliefs import (
     LOSS_MEMORY,
     LOWEST,
     REPLIES,
+    SQUARES,
     SURE,
     SURPRISE,
     TRUST,
@@ -46,11 +47,11 @@ PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
 PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
 """One record: ``core.beliefs.Population``."""
 CLIENT_FIELDS = (
-    *("mean", "visits", "surprise", "first", "size"),
+    *("mean", "square", "visits", "surprise", "first", "size"),
     *("chance", "tries", "before", "misses", "drawn", "replied"),
 )
 CLIENT = np.dtype([(name, np.float64) for name in CLIENT_FIELDS])
-"""A record for each slot: mean y over n visits, last surprise, first x, c; the chance to reply over the last
+"""A record for each slot: y and z over n visits, last surprise, first x, c; the chance to reply over the last
 tries and before the present misses in a row, these misses, and how often the client was drawn and has replied
 in all."""
 
@@ -110,9 +111,10 @@ def _weigh_prior(
     p: FloatArray,
     q: FloatArray,
     prior: FloatArray,
+    varied: FloatArray,
     sweep: float,
 ) -> None:
-    """The prior's share: ``Beliefs._weigh_prior``."""
+    """The prior's share and theta: ``Beliefs._weigh_prior``."""
     forgotten = math.exp(-HOLD * sweep)
     parts = np.log(weights) + log_feedback
     losses = parts - np.log(p)
@@ -127,11 +129,18 @@ def _weigh_prior(
     worth = 1.0 - math.exp(log_loss - scale)
     people.learnt_loss *= forgotten
     people.prior_loss *= forgotten
+    total = average = lost = slope = 0.0
     for i in range(parts.size):
         worth += math.exp(losses[i] - scale) * prior[i] / p[i]
         part = math.exp(parts[i] - people.log_loss)
-        people.learnt_loss += part / ((1.0 - LEAST_SHARE) * q[i] + LEAST_SHARE * prior[i])
+        mixed = (1.0 - LEAST_SHARE) * q[i] + LEAST_SHARE * prior[i]
         people.prior_loss += part / prior[i]
+        lost += part / mixed
+        slope += part / mixed * varied[i]
+        total += weights[i] * mixed
+        average += weights[i] * mixed * varied[i]
+    people.learnt_loss += lost
+    people.squares = _bounded(people.squares + SQUARES[0] * (slope - lost * average / total), 0.0, SQUARES[1])
     people.discovered *= worth if worth > DISCOVERY else forgotten
     people.discovered = _bounded(people.discovered, LEAST_SHARE, 1.0)
     odds = (people.learnt_loss / people.prior_loss) ** TRUST[2]
@@ -183,7 +192,7 @@ def _remember(people: Any, client: Any, x: float, away: float) -> None:
     """One client's mean: ``Beliefs._remember``, after the noise was counted by the deviation ``away``."""
     c = client.size
     if client.visits == 0.0:
-        client.mean, client.visits, client.surprise, client.first = x, 1.0, 0.0, x
+        client.mean, client.square, client.visits, client.surprise, client.first = x, x, 1.0, 0.0, x
         people.first_squares += math.exp(x - people.slope * c)
         _include(people, client)
         return
@@ -193,6 +202,7 @@ def _remember(people: Any, client: Any, x: float, away: float) -> None:
     if client.surprise * last > 0.0 and min(abs(client.surprise), abs(last)) > SURPRISE:
         client.visits = max(FORGETTING * client.visits, 1.0)
     client.mean = mean + 2.0 * math.log1p(0.5 * away / client.visits)
+    client.square += math.log1p(math.expm1(x - client.square) / client.visits)
     people.means += client.mean - mean
     people.square_means += client.mean**2 - mean**2
     people.products += c * (client.mean - mean)
@@ -228,7 +238,8 @@ def _logs(people: Any, seen: Any, slots: IntArray) -> FloatArray:
     for i in range(slots.size):
         client = seen[slots[i]]
         own = client.visits / (client.visits + pseudo_visits) if client.visits > 0.0 else 0.0
-        expected = own * client.mean + (1.0 - own) * (stranger + people.slope * client.size)
+        mean = client.mean + people.squares * (client.square - client.mean)
+        expected = own * mean + (1.0 - own) * (stranger + people.slope * client.size)
         logs[i] = 0.5 * (expected + math.log(_believed_chance(client)))
     return logs
 
@@ -390,7 +401,11 @@ def learn(
                     place = position_in(outliers, clients[i])
                     q[i] = of_outliers[place] if place >= 0 else q[i]
         p = share * own + (1.0 - share) * q
-        _weigh_prior(people, weights, log_feedback, p, q, own, sweep)
+        varied = np.empty(slots.size)
+        for i in range(slots.size):
+            client = seen[slots[i]]
+            varied[i] = client.square - client.mean if client.visits > 0.0 else 0.0
+        _weigh_prior(people, weights, log_feedback, p, q, own, varied, sweep)
     for i in range(x.size):
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
     if something:  # zeros alone say nothing about the level

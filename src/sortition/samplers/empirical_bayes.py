@@ -15,6 +15,7 @@ from sortition.core.beliefs import (
     LEAST_SHARE,
     PRIOR_UNIFORM,
     ROUNDING,
+    SQUARES,
     Population,
     believed_chance,
 )
@@ -236,6 +237,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "innovation": {"least": -MOST, "most": MOST},
     **{name: {"least": LEAST_SHARE, "most": 1.0} for name in ("discovered", "share")},
     **{name: {"least": 0.0, "most": LARGEST_LOSS} for name in ("learnt_loss", "prior_loss")},
+    "squares": {"least": 0.0, "most": SQUARES[1]},
     **{name: {"least": 0.0, "most": MOST} for name in ("followed", "blur")},
     **{name: {"least": 1.0, "most": MOST} for name in ("noise", "noise_count", "drawn", "replied")},
     **{name: {"least": -FURTHEST, "most": FURTHEST} for name in ("slope", "stranger")},
@@ -258,6 +260,8 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
         right &= bool(np.all((seen[name] == 0.0) | ((seen[name] >= 1.0) & (seen[name] <= MOST))))
     exponents = np.abs(seen["first"]) + np.abs(people["slope"] * seen["size"])
     right &= bool(np.all(exponents <= LARGEST_EXPONENT) and np.all(np.abs(seen["mean"]) <= LARGEST_EXPONENT))
+    right &= bool(np.all(seen["square"] >= seen["mean"] - SUM_TOLERANCE))
+    right &= bool(np.all(np.abs(seen["square"]) <= LARGEST_EXPONENT / 2.0))
     if not right:
         raise StateError("state has 'beliefs' that no clients can have")
     seen = seen[seen["visits"] > 0.0]
