@@ -28,6 +28,8 @@ DIGITS = 1024
 LEAST_LOG = -744.0
 """The logarithm of about the least double."""
 LEAST_NORM = math.exp(LEAST_LOG)
+GAIN, LARGEST_CHANGE = 0.2, 2.0
+"""All logarithms follow by this part of a cohort's median change, of which at most so much counts."""
 UNCERTAINTY = 1.15
 """The deviation of the logarithms may be this multiple of what quantiles say."""
 
@@ -126,6 +128,32 @@ def _store(
             new -= 1
     counters[SIZE] += clients.size
     counters[REPLIES] = replies
+
+
+@njit(cache=True)
+def _change(
+    entries: IntArray,
+    values: FloatArray,
+    size: int,
+    clients: IntArray,
+    norms: FloatArray,
+    outliers: IntArray,
+) -> float:
+    """By how much all norms have changed since they were heard, as far as one cohort can tell.
+
+    It is a part of the median change of the logarithms of those that are heard again and are no outliers.
+    """
+    order = np.argsort(clients)
+    ascending, changes, found = clients[order], np.empty(clients.size), 0
+    again = ~_not_among(entries[CLIENT, :size], ascending)
+    for i in range(size):
+        if again[i] and position_in(outliers, entries[CLIENT, i]) < 0:
+            norm = norms[order[position_in(ascending, entries[CLIENT, i])]]
+            changes[found] = math.log(norm) - values[LOG, i]
+            found += 1
+    if found == 0:
+        return 0.0
+    return GAIN * min(max(float(np.median(changes[:found])), -LARGEST_CHANGE), LARGEST_CHANGE)
 
 
 @njit(cache=True)
@@ -285,7 +313,13 @@ def remember(
         rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
         heard, told = clients[above_zero], norms[above_zero]
         counters[REPLIES] += max(heard.size - REMEMBERED, 0)
-        _store(entries, values, counters, heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:])
+        heard, told, rates = heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:]
+        size = counters[SIZE]
+        change = _change(entries, values, size, heard, told, outliers)
+        for i in range(size):
+            values[LOG, i] = min(max(values[LOG, i] + change, LEAST_LOG), -LEAST_LOG)
+        outlier_means += change
+        _store(entries, values, counters, heard, told, rates)
         judge(entries, values, counters, factors, bounds)
     largest = math.log(norms.max()) if above_zero.any() else -np.inf
     if counters[SIZE]:

@@ -57,7 +57,6 @@ MOST_REPLIES = 2**62
 Shares = tuple[IntArray, FloatArray, float, IntArray]
 """Clients, ascending, their weights, what they may hold together, and hints for their look-up."""
 NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0, np.zeros(0, dtype=np.int64))
-NO_OUTLIERS = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0, dtype=np.int64))
 Replies = list[tuple[Cohort, FloatArray]]
 """Cohorts and the norms of the clients that replied; or those that did not, with nan."""
 
@@ -112,7 +111,8 @@ class GuardState:
         """``norm_bound`` after these replies were judged; nothing is remembered."""
         entries, values, counters, factors, bounds = self._window
         window = entries.copy(), values.copy(), counters.copy(), factors, bounds.copy()
-        norm_window.remember(*window, cohort.clients, cohort.counts, cohort.weights, norms, *NO_OUTLIERS)
+        outliers = self._outliers, self._means.copy(), self._counts.copy()
+        norm_window.remember(*window, cohort.clients, cohort.counts, cohort.weights, norms, *outliers)
         return _norm_bound(window)
 
     @property
