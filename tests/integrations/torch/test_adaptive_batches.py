@@ -512,6 +512,26 @@ def test_the_default_device_may_be_another_one() -> None:
 # Losses that were not weighed ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_who_learns_nothing_from_an_epoch_need_not_weigh_it(late: bool) -> None:
+    """Nor is a state that was asked for a reply, nor one that came late, of an epoch that was weighed."""
+    batches = loader(make())
+    for _ in range(2):
+        for (values,), ticket in batches:
+            ticket.mean(values.double())
+            if ticket.position > 0 or not late:
+                ticket.observe(NORMS[ticket.examples])
+            else:
+                kept = ticket
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in batches:
+            batches.state_dict()
+        if late:
+            kept.observe(NORMS[kept.examples])
+        next(iter(batches))
+
+
 @pytest.mark.parametrize("use", ["mean", "weights", "nothing"])
 def test_who_learns_without_weighing_is_told_once(use: str) -> None:
     batches = loader(make())
