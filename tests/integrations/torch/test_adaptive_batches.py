@@ -509,6 +509,15 @@ def test_the_default_device_may_be_another_one() -> None:
         assert sampler.norms()[ticket.examples].tolist() == [1.0] * B
 
 
+def test_the_diagnosis_of_norms_whose_squares_overflow() -> None:
+    batches = loader(make())
+    for _ in range(2):
+        for (values,), ticket in batches:
+            ticket.mean(values.double())
+            ticket.observe(np.where(ticket.examples == 3, 1e200, NORMS[ticket.examples]))
+    assert "provisional" not in diagnose(batches.sampler).sentence
+
+
 # Losses that were not weighed ---------------------------------------------------------------------------
 
 

@@ -291,7 +291,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         Each p was fixed before its norm was seen.
         """
         _, weights, norms = self._collected()
-        return weights * (self.num_examples / (self.num_replicas * self._draws)), norms
+        return weights * (self.num_examples / (self.num_replicas * self._draws)), np.minimum(norms, LARGEST)
 
     def _begin(self) -> EpochPlan:
         """Plan the next epoch, or the loaded one again."""
