@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition import ConfigurationError, EmpiricalBayesSampler, Sampler, default_sampler
-from sortition.core.beliefs import LEAST_SHARE, PRIOR_UNIFORM, Beliefs
+from sortition.core.beliefs import LEAST_SHARE, LOWEST, PRIOR_UNIFORM, Beliefs
 from sortition.core.designs import Design
 from sortition.core.variance import log_feedback
 
@@ -367,6 +367,41 @@ def test_it_learns_where_noise_differs(probability: float, most: float) -> None:
             cohort = sampler.draw()
             sampler.observe(cohort, norms[cohort.clients])
     assert learnt <= most * uniform
+
+
+def test_a_norm_that_falls_at_every_visit_and_then_to_zero() -> None:
+    """Surprises with one sign halve its memory until one visit is left; its mean was -inf, and p nan."""
+    sampler = EmpiricalBayesSampler(num_clients=20, cohort_size=10, guard=None, seed=1)
+    specification = Beliefs(np.full(20, 0.05), 10)
+    rng, visits = np.random.default_rng(0), 0
+    while visits < 75:
+        cohort = sampler.draw()
+        norms = np.exp(0.1 * rng.normal(size=len(cohort)))
+        if 0 in cohort.clients:
+            visits += 1
+            norms[cohort.clients == 0] = np.exp(70.0 - 0.45 * visits) if visits != 70 else 0.0
+        specification.learn(cohort.clients, cohort.weights, log_feedback(np.full(10, 0.05), norms))
+        sampler.observe(cohort, norms)
+        assert sampler.probabilities() == pytest.approx(specification.probabilities(), rel=1e-9)
+        assert sampler.probabilities().sum() == pytest.approx(1.0, abs=1e-9)
+    default_sampler(20, 10, guard=None, seed=1).load_state_dict(sampler.state_dict())
+
+
+def test_what_is_known_stays_within_bounds_when_norms_rise_together() -> None:
+    """Newcomers send 0 while all others rise: relative to the new level 0 is no lower than before.
+
+    It was lower by the rise, again and again, until the sampler refused its own state.
+    """
+    make = partial(EmpiricalBayesSampler, num_clients=3, cohort_size=500, guard=None)
+    sampler, log_norm = make(), -300.0
+    sampler.observe(sampler.draw(), np.full(3, np.exp(log_norm)))
+    for newcomers in (20, 60):
+        first = sampler.add_clients(newcomers)[0]
+        log_norm += 149.0
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.where(cohort.clients < first, np.exp(log_norm), 0.0))
+        assert sampler._seen["mean"].min() >= LOWEST
+        make().load_state_dict(sampler.state_dict())
 
 
 def variance_over_uniform(norms_of: Callable[[np.random.Generator, int], np.ndarray], rounds: int) -> float:

@@ -31,8 +31,9 @@ SQUARES = (0.015, 2.0)
 since the prior's share flattens what was learnt."""
 SURPRISE = 1.2
 """Two surprises in a row with one sign, both beyond this many standard deviations, shorten the memory."""
-FORGETTING = 0.5
-"""The factor by which they do."""
+FORGETTING, LEAST_VISITS = 0.5, 1.001
+"""The factor by which they do, and how many visits they leave: with one, nothing would be left of the mean
+before, and a norm far below it would have the logarithm of 0."""
 FIRST_NOISE = (0.5, 2.0)
 """The variance of a deviation before any is known, and how many deviations that counts for."""
 LARGEST_DEVIATION = 5.0
@@ -210,7 +211,7 @@ class Beliefs:
         x = np.clip(x - people.level, LOWEST, HIGHEST)
         known = self.visits[clients] > 0.0
         if something and known.any():  # zeros alone say nothing about the level
-            x = x - self._follow_level(clients[known], x[known])
+            x = np.clip(x - self._follow_level(clients[known], x[known]), LOWEST, HIGHEST)
         self._remember(clients, x, known)
         self._follow_strangers()
         self._set(clients)
@@ -308,7 +309,7 @@ class Beliefs:
         people.noise_count += np.count_nonzero(known)
         surprise = away / np.sqrt(people.noise_variance * (1.0 + 1.0 / np.maximum(visits, 1.0)))
         twice = np.minimum(surprise * np.sign(last), np.abs(last)) > SURPRISE
-        new_visits = np.where(twice, np.maximum(FORGETTING * (visits + 1.0), 1.0), visits + 1.0)
+        new_visits = np.where(twice, np.maximum(FORGETTING * (visits + 1.0), LEAST_VISITS), visits + 1.0)
         # the mean of e^(x/2): e^(y/2) is multiplied by 1 + (e^((x-y)/2) - 1) / n
         new_mean = np.where(known, mean + 2.0 * np.log1p(0.5 * away / new_visits), x)
         more = np.expm1(np.where(known, x - self.square[clients], 0.0)) / new_visits

@@ -28,6 +28,7 @@ from sortition.core.beliefs import (
     LEAST_GAIN,
     LEAST_SHARE,
     LEAST_SPREAD,
+    LEAST_VISITS,
     LOSS_MEMORY,
     LOWEST,
     REPLIES,
@@ -200,7 +201,7 @@ def _remember(people: Any, client: Any, x: float, away: float) -> None:
     client.surprise = away / math.sqrt(people.noise / people.noise_count * (1.0 + 1.0 / visits))
     client.visits = visits + 1.0
     if client.surprise * last > 0.0 and min(abs(client.surprise), abs(last)) > SURPRISE:
-        client.visits = max(FORGETTING * client.visits, 1.0)
+        client.visits = max(FORGETTING * client.visits, LEAST_VISITS)
     client.mean = mean + 2.0 * math.log1p(0.5 * away / client.visits)
     client.square += math.log1p(math.expm1(x - client.square) / client.visits)
     people.means += client.mean - mean
@@ -409,7 +410,9 @@ def learn(
     for i in range(x.size):
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
     if something:  # zeros alone say nothing about the level
-        x -= _follow_level(people, seen, slots, x)
+        change = _follow_level(people, seen, slots, x)
+        for i in range(x.size):
+            x[i] = _bounded(x[i] - change, LOWEST, HIGHEST)
     away = np.empty(x.size)
     for i in range(x.size):
         client = seen[slots[i]]

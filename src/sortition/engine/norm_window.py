@@ -248,9 +248,10 @@ def all_below(clients: IntArray, end: int, norms: FloatArray, bound: float) -> b
 
 @njit(cache=True)
 def _average(log_mean: float, log: float, count: int) -> float:
-    """The logarithm of a mean of ``count`` numbers, of which the last is new."""
+    """The logarithm of a root mean square of ``count`` numbers, of which the last is new."""
     top = max(log_mean, log)
-    return float(top + math.log(((count - 1) * math.exp(log_mean - top) + math.exp(log - top)) / count))
+    squares = (count - 1) * math.exp(2.0 * (log_mean - top)) + math.exp(2.0 * (log - top))
+    return float(top + 0.5 * math.log(squares / count))
 
 
 @njit(cache=True)
@@ -354,7 +355,8 @@ def note_outliers(
     counts: IntArray,
     hints: IntArray,
 ) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
-    """The outliers, ascending, and of each the logarithm of the mean of its norms since, and their number.
+    """The outliers, ascending, and of each the logarithm of the root mean square of its norms since, and
+    their number.
 
     The last of the arrays are ``hints`` for their look-up, -1 for those that join.
     Those of the window and of a cohort above the bound join. One leaves when its mean is below the bound, as

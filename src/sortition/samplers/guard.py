@@ -7,7 +7,7 @@ r"""Two rules against clients that lie about their norms.
 learnt again.
 
 *Share.* An outlier is a client with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``),
-until the mean of its norms since is below. Of what was learnt, all outliers together hold at most
+until the root mean square of its norms since is below. Of what was learnt, all outliers together hold at most
 ``largest_gain`` times their client weight, and at most half; or what the largest clients of their weight
 would hold if norms were log-normal, if that is more.
 
@@ -82,7 +82,7 @@ class GuardState:
         self._factors = np.array(logs)
         self._set_window(0, 0, np.zeros((2, REMEMBERED), dtype=np.int64), np.zeros((2, REMEMBERED)))
         self._outliers = np.zeros(0, dtype=np.int64)  # ascending
-        self._means = np.zeros(0)  # the logarithm of the mean of the norms of each since it is one
+        self._means = np.zeros(0)  # the logarithm of the root mean square of each one's norms since it is one
         self._counts = np.zeros(0, dtype=np.int64)  # how many these are
         self._hints = np.zeros(0, dtype=np.int64)  # for their look-up
         self._hinted: Distribution | None = None  # in this distribution

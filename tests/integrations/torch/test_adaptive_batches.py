@@ -509,7 +509,36 @@ def test_the_default_device_may_be_another_one() -> None:
         assert sampler.norms()[ticket.examples].tolist() == [1.0] * B
 
 
+def test_the_diagnosis_of_norms_whose_squares_overflow() -> None:
+    batches = loader(make())
+    for _ in range(2):
+        for (values,), ticket in batches:
+            ticket.mean(values.double())
+            ticket.observe(np.where(ticket.examples == 3, 1e200, NORMS[ticket.examples]))
+    assert "provisional" not in diagnose(batches.sampler).sentence
+
+
 # Losses that were not weighed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_learns_nothing_from_an_epoch_need_not_weigh_it(late: bool) -> None:
+    """Nor is a state that was asked for a reply, nor one that came late, of an epoch that was weighed."""
+    batches = loader(make())
+    for _ in range(2):
+        for (values,), ticket in batches:
+            ticket.mean(values.double())
+            if ticket.position > 0 or not late:
+                ticket.observe(NORMS[ticket.examples])
+            else:
+                kept = ticket
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in batches:
+            batches.state_dict()
+        if late:
+            kept.observe(NORMS[kept.examples])
+        next(iter(batches))
 
 
 @pytest.mark.parametrize("use", ["mean", "weights", "nothing"])

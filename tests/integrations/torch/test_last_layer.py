@@ -233,7 +233,8 @@ def test_sigmoids(outputs: int) -> None:
         return torch.nn.functional.binary_cross_entropy_with_logits(z, y, reduction="sum")
 
     logits, wanted = by_autograd(loss, True, features, targets, outputs)
-    torch.testing.assert_close(last_layer_norms(logits, targets, features, loss="sigmoid"), wanted)
+    for labels in (targets, targets.bool(), targets.long()):
+        torch.testing.assert_close(last_layer_norms(logits, labels, features, loss="sigmoid"), wanted)
     if outputs == 1:  # without the dimension of the outputs, too
         flat = last_layer_norms(logits[:, 0], targets[:, 0], features, loss="sigmoid")
         torch.testing.assert_close(flat, wanted)

@@ -56,6 +56,8 @@ class EpochPlan:
     batch_size: int
     weighed: bool = False
     """Whether anybody asked for the weights of a batch."""
+    heard: bool = False
+    """Whether norms of a batch were observed."""
     _shares: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = field(default_factory=dict)
 
     def batch(self, position: int) -> slice:
@@ -147,7 +149,7 @@ class BatchTicket:
         kept = norms.detach().clone()  # the caller may use its memory again
         weights = self._plan.weights[self._plan.batch(self.position)]
         self._sampler._heard.append((self.examples, weights, kept))
-        self._observed = True
+        self._observed = self._plan.heard = True
 
 
 class AdaptiveBatchSampler(Sampler[list[int]]):
@@ -289,7 +291,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         Each p was fixed before its norm was seen.
         """
         _, weights, norms = self._collected()
-        return weights * (self.num_examples / (self.num_replicas * self._draws)), norms
+        return weights * (self.num_examples / (self.num_replicas * self._draws)), np.minimum(norms, LARGEST)
 
     def _begin(self) -> EpochPlan:
         """Plan the next epoch, or the loaded one again."""
@@ -309,7 +311,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _warn_if_not_weighed(self) -> None:
         """Whoever learns from an epoch of unequal draws must have weighed it."""
         plan = self._plan
-        if plan is not None and self._heard and not plan.weighed and np.ptp(plan.weights) > 0.0:
+        if plan is not None and plan.heard and not plan.weighed and np.ptp(plan.weights) > 0.0:
             plan.weighed = True  # said once
             warnings.warn(
                 f"the losses of epoch {plan.epoch} were not weighed: examples that are drawn more often "

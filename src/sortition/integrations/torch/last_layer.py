@@ -117,7 +117,8 @@ def last_layer_norms(
         others = outputs.scatter_(1, index.unsqueeze(1), 0.0)
         norms = torch.hypot(torch.linalg.vector_norm(others, dim=1), others.sum(1))
     else:
-        residuals = outputs - targets.detach()
+        exact = torch.promote_types(outputs.dtype, targets.dtype)  # torch subtracts no booleans
+        residuals = outputs - targets.detach().to(exact)
         norms = residuals.abs() if len(shape) == 1 else torch.linalg.vector_norm(residuals, dim=1)
     if features is None:
         return norms
