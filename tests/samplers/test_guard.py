@@ -100,6 +100,16 @@ def test_an_honest_run_is_the_same_to_the_bit(name: str) -> None:
 # The window and the bounds ------------------------------------------------------------------------------
 
 
+def common_change(
+    window: dict[int, float], cohort: Cohort, norms: FloatArray, outliers: list[int], bound: float
+) -> float:
+    """The factor by which all norms in the window have changed, by those that are heard again."""
+    above = [i for i in range(len(norms)) if norms[i] > 0.0][-REMEMBERED:]
+    told = {int(cohort.clients[i]): float(norms[i]) for i in above if norms[i] <= bound}
+    changes = [np.log(norm / window[c]) for c, norm in told.items() if c in window and c not in outliers]
+    return float(np.exp(0.2 * np.clip(np.median(changes), -2.0, 2.0))) if changes else 1.0
+
+
 class PlainWindow:
     """The specification: a dictionary in the order of the last replies."""
 
@@ -107,7 +117,10 @@ class PlainWindow:
         self.norms: dict[int, tuple[float, float, int]] = {}  # client -> norm, rate, replies before
         self.replies = 0
 
-    def remember(self, cohort: Cohort, norms: FloatArray) -> None:
+    def remember(self, cohort: Cohort, norms: FloatArray, outliers: list[int], bound: float) -> None:
+        window = {client: norm for client, (norm, _, _) in self.norms.items()}
+        change = common_change(window, cohort, norms, outliers, bound)
+        self.norms = {client: (change * norm, *rest) for client, (norm, *rest) in self.norms.items()}
         above = [i for i in range(len(norms)) if norms[i] > 0.0]
         for i in above:
             client = int(cohort.clients[i])
@@ -150,8 +163,9 @@ def test_the_window_is_what_the_specification_says(seed: int, clients: int, leav
         size = int(rng.integers(1, min(clients, 600)))
         cohort = cohort_of(sorted(rng.permutation(clients)[:size].tolist()), rng.uniform(0.5, 50.0, size), t)
         norms = np.where(rng.random(size) < 0.1, 0.0, np.exp(rng.standard_normal(size)))
+        before = fast._outliers.tolist(), fast.outlier_bound
         fast.judge(cohort, norms)
-        plain.remember(cohort, norms)
+        plain.remember(cohort, norms, *before)
         if leaving and t % 4 == 3:
             gone = np.sort(rng.permutation(clients)[:3])
             fast.forget(gone)
@@ -443,6 +457,23 @@ def test_rare_lies_hold_no_more_than_outliers_may(deviation: float) -> None:
     assert held <= guard_of(sampler).largest_share(0.05)
 
 
+@pytest.mark.parametrize("factor", [0.9, 0.97, 1.05, 1.2])
+def test_liars_gain_nothing_when_all_norms_fall_or_grow(factor: float) -> None:
+    """What was heard long ago must not set the bounds: at 0.97 a round five liars held 83%."""
+    liars, rng = 5, np.random.default_rng(4)
+    sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5, guard=Guard())
+    norms = np.exp(0.5 * rng.standard_normal(100))
+    held, bounds = [], []
+    for t in range(400):
+        cohort = sampler.draw()
+        lies = np.where(cohort.clients < liars, 1e3, norms[cohort.clients])
+        sampler.observe(cohort, factor**t * lies * np.exp(0.1 * rng.standard_normal(len(cohort))))
+        held.append(float(sampler.probabilities(range(liars)).sum()))
+        bounds.append(sampler.norm_bound / factor**t)
+    assert np.mean(held[150:]) < 0.5
+    assert np.median(bounds[150:]) < 1000.0  # 100 times the ninth decile is about 200; it was 1e41 at 0.9
+
+
 def test_honest_heavy_clients_keep_half_of_the_draws() -> None:
     """Two of a hundred with fifty times the norms of the others should have half: they do, nearly."""
     sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5, seed=1)
@@ -477,8 +508,11 @@ class PlainOutliers:
     def __init__(self) -> None:
         self.norms: dict[int, list[float]] = {}
 
-    def note(self, cohort: Cohort, norms: FloatArray, window: dict[int, float], bounds: Any) -> None:
+    def note(
+        self, cohort: Cohort, norms: FloatArray, window: dict[int, float], bounds: Any, change: float
+    ) -> None:
         bound, clip = bounds
+        self.norms = {client: [change * norm for norm in since] for client, since in self.norms.items()}
         told = dict(zip(cohort.clients.tolist(), norms.tolist(), strict=True))
         for client, norm in {**window, **told}.items():
             if client in self.norms and client in told:
@@ -486,6 +520,11 @@ class PlainOutliers:
             elif client not in self.norms and norm > bound:
                 self.norms[client] = [min(norm, clip)]
         self.norms = {c: since for c, since in self.norms.items() if root_mean_square(since) > bound}
+
+
+def window_of(guard: GuardState) -> dict[int, float]:
+    state = guard.state()
+    return dict(zip(state["guard.clients"].tolist(), np.exp(state["guard.logs"]), strict=True))
 
 
 @settings(max_examples=40, deadline=None)
@@ -498,10 +537,10 @@ def test_outliers_are_what_the_specification_says(seed: int, clients: int) -> No
         size = int(rng.integers(1, min(clients, 600)))
         cohort = cohort_of(rng.permutation(clients)[:size].tolist(), round_index=t)
         norms = np.where(rng.random(size) < 0.1, 0.0, np.exp(rng.normal(rng.normal(), 1.5, size)))
+        before = window_of(fast), cohort, norms, fast._outliers.tolist(), fast.outlier_bound
         fast.judge(cohort, norms)
-        state = fast.state()
-        window = dict(zip(state["guard.clients"].tolist(), np.exp(state["guard.logs"]), strict=True))
-        plain.note(cohort, norms, window, np.exp(fast._bounds[: norm_window.DEVIATION]))
+        bounds = np.exp(fast._bounds[: norm_window.DEVIATION])
+        plain.note(cohort, norms, window_of(fast), bounds, common_change(*before))
         assert fast._outliers.tolist() == sorted(plain.norms)
         expected = [np.log(root_mean_square(plain.norms[client])) for client in sorted(plain.norms)]
         assert fast._means == pytest.approx(expected, abs=1e-9)

@@ -138,19 +138,21 @@ def _change(
     clients: IntArray,
     norms: FloatArray,
     outliers: IntArray,
+    bound: float,
 ) -> float:
     """By how much all norms have changed since they were heard, as far as one cohort can tell.
 
-    It is a part of the median change of the logarithms of those that are heard again and are no outliers.
+    It is a part of the median change of the logarithms of those that are heard again, are no outliers and
+    are not above their ``bound`` now.
     """
     order = np.argsort(clients)
     ascending, changes, found = clients[order], np.empty(clients.size), 0
     again = ~_not_among(entries[CLIENT, :size], ascending)
     for i in range(size):
         if again[i] and position_in(outliers, entries[CLIENT, i]) < 0:
-            norm = norms[order[position_in(ascending, entries[CLIENT, i])]]
-            changes[found] = math.log(norm) - values[LOG, i]
-            found += 1
+            log = math.log(norms[order[position_in(ascending, entries[CLIENT, i])]])
+            changes[found] = log - values[LOG, i]
+            found += log <= bound
     if found == 0:
         return 0.0
     return GAIN * min(max(float(np.median(changes[:found])), -LARGEST_CHANGE), LARGEST_CHANGE)
@@ -316,7 +318,7 @@ def remember(
         counters[REPLIES] += max(heard.size - REMEMBERED, 0)
         heard, told, rates = heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:]
         size = counters[SIZE]
-        change = _change(entries, values, size, heard, told, outliers)
+        change = _change(entries, values, size, heard, told, outliers, bounds[OUTLIER])
         for i in range(size):
             values[LOG, i] = min(max(values[LOG, i] + change, LEAST_LOG), -LEAST_LOG)
         outlier_means += change
