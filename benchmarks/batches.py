@@ -1,13 +1,16 @@
 r"""Adaptive mini-batches against random reshuffling: softmax regression, a small CNN, and the time of a step.
 
-    python benchmarks/batches.py softmax [--problems A,B] [--samplers A,B] [--seeds 10] [--jobs 2]
-        [--data DIR] [--out FILE]
-    python benchmarks/batches.py decay [--problems A,B] [--seeds 10]
-    python benchmarks/batches.py squares [--seeds 10]
-    python benchmarks/batches.py groups [--seeds 10]
-    python benchmarks/batches.py cnn [--rows "A;B"] [--seeds 10] [--jobs 2]
-    python benchmarks/batches.py time
-    python benchmarks/batches.py figure --out FILE --svg FILE.svg     # of what softmax --out FILE has written
+    python benchmarks/batches.py softmax [--problems A,B] [--samplers A,B] [--jobs 2] [--data DIR]
+        [--out FILE]
+    python benchmarks/batches.py decay [--problems A,B] [--data DIR]
+    python benchmarks/batches.py squares
+    python benchmarks/batches.py groups
+    python benchmarks/batches.py cnn [--rows "A;B"] [--jobs 2] [--data DIR] [--out FILE]
+    python benchmarks/batches.py time [--repeats 300] [--data DIR]
+    python benchmarks/batches.py figure FILE --svg FILE.svg     # of what softmax --out FILE has written
+
+All but the last two take ``--seeds 10`` and ``--first-seed 1``: how many odd seeds are measured, and which
+is the first.
 
 *softmax*: 10,000 examples, batches of 32, 15 epochs at a constant step. The target is the training loss of
 random reshuffling (RR) after two thirds of its epochs. RR's step for that is the one with the lowest loss at
@@ -15,7 +18,8 @@ the end; every sampler's own step, RR's too, is the one with the fewest epochs t
 by ``best_step`` on even seeds, where data and draws are others than in the table, which is of odd seeds. A
 seed's epochs are where the falling curve nearest to its losses (isotonic regression, two losses an epoch)
 meets the seed's target; one that does not get there counts as 15. In the last column is what ``diagnose``
-makes of the first epoch's norms: the sampling variance over that of uniform draws.
+makes of the first epoch's norms: the sampling variance over that of uniform draws. Differences by seed
+follow, with the number of seeds on which the released sampler is behind.
 
 *decay*: the same problems with steps that fall to 0, and the loss at the end above the least possible one.
 
@@ -91,6 +95,7 @@ PROBLEMS = {
     "mnist": "MNIST",
 }
 ADAPTIVE, RR = "adaptive", "RR"
+RIVALS = ("EB-rr", "SM-rr")
 SAMPLERS = (RR, "uniform", "empirical Bayes", "EB-rr", "SM-rr", ADAPTIVE, "Avare", "VRB")
 Features = NDArray[np.float32]
 
@@ -429,15 +434,16 @@ def measured(
 
 
 def softmax_row(
-    problem: str, names: tuple[str, ...], count: int, jobs: int, data: Path | None
+    problem: str, names: tuple[str, ...], odd: list[int], jobs: int, data: Path | None
 ) -> dict[str, Any]:
     """Choose the steps on even seeds, and measure on odd ones."""
-    seeds = {"even": list(range(0, 2 * TUNING_SEEDS, 2)), "odd": list(range(1, 2 * count, 2))}
+    seeds = {"even": list(range(0, 2 * TUNING_SEEDS, 2)), "odd": odd}
     rr = targets_of(problem, seeds, data, lambda: None)
     tasks = [partial(measured, problem, name, rr["by_seed"], seeds, data) for name in names]
     found = dict(zip(names, run_tasks(tasks, jobs), strict=True))
     return {
         "problem": problem,
+        "seeds": odd,
         "rr_step": rr["step"],
         "steps": {name: own["step"] for name, own in found.items()},
         "epochs": {name: own["epochs"] for name, own in found.items()},
@@ -456,6 +462,18 @@ def shown(values: list[float], digits: int = 1) -> str:
     return f"{np.mean(values):.{digits}f} ±{error:.{digits}f}"
 
 
+def odd_seeds(options: argparse.Namespace) -> list[int]:
+    """Those that are measured."""
+    return list(range(options.first_seed, options.first_seed + 2 * options.seeds, 2))
+
+
+def paired(difference: FloatArray, digits: int, *, more_is_better: bool = False) -> str:
+    """A mean difference by seed with its standard error, and on how many seeds it is for the worse."""
+    error = difference.std(ddof=1) / np.sqrt(len(difference))
+    behind = int(np.sum(difference < 0.0 if more_is_better else difference > 0.0))
+    return f"{difference.mean():+.{digits}f} ±{error:.{digits}f} (behind on {behind} of {len(difference)})"
+
+
 def softmax(options: argparse.Namespace) -> None:
     """The first table."""
     names = tuple(options.samplers.split(",")) if options.samplers else SAMPLERS
@@ -463,12 +481,20 @@ def softmax(options: argparse.Namespace) -> None:
     print("|---" * (len(names) + 2) + "|")
     rows = []
     for problem in options.problems.split(",") if options.problems else PROBLEMS:
-        row = softmax_row(problem, names, options.seeds, options.jobs, options.data)
+        row = softmax_row(problem, names, odd_seeds(options), options.jobs, options.data)
         rows.append(row)
         cells = " | ".join(f"{shown(row['epochs'][name])} ({row['steps'][name]:.2g})" for name in names)
         print(f"| {PROBLEMS[problem]} | {cells} | {row['ratio']:.2f} |", flush=True)
         if options.out:
             options.out.write_text(json.dumps(rows, indent=1))
+    rivals = [name for name in RIVALS if {name, ADAPTIVE} <= set(names)]
+    if rivals:
+        print("\n| epochs, by seed | " + " | ".join(f"adaptive less {name}" for name in rivals) + " |")
+        print("|---" * (len(rivals) + 1) + "|")
+    for row in rows if rivals else []:
+        epochs = {name: np.array(values) for name, values in row["epochs"].items()}
+        cells = " | ".join(paired(epochs[ADAPTIVE] - epochs[name], 2) for name in rivals)
+        print(f"| {PROBLEMS[row['problem']]} | {cells} |")
 
 
 def least_loss(data: Examples) -> float:
@@ -494,7 +520,7 @@ def decaying(options: argparse.Namespace) -> None:
     print("| loss at the end above the least, steps that fall to 0 | " + " | ".join(names), end="")
     print(" | adaptive less RR |")
     print("|---" * (len(names) + 2) + "|")
-    even, odd = range(0, 2 * DECAY_TUNING_SEEDS, 2), range(1, 2 * options.seeds, 2)
+    even, odd = range(0, 2 * DECAY_TUNING_SEEDS, 2), odd_seeds(options)
     for problem in options.problems.split(",") if options.problems else list(PROBLEMS)[:-1]:
 
         def final(name: str, step: float, seed: int, problem: str = problem) -> float:
@@ -507,7 +533,7 @@ def decaying(options: argparse.Namespace) -> None:
             step = best_step(lambda step, name=name: float(np.mean([final(name, step, s) for s in even])))
             found[name] = np.array([final(name, step, seed) for seed in odd]) - least
             cells.append(f"{shown(list(found[name]), 4)} ({step:.2g})")
-        cells.append(shown(list(found[ADAPTIVE] - found[RR]), 4))
+        cells.append(paired(found[ADAPTIVE] - found[RR], 4))
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -575,7 +601,7 @@ def train_squares(name: str, step: float, seed: int) -> float:
 
 def least_squares(options: argparse.Namespace) -> None:
     """Known row norms against learnt ones."""
-    even, odd = range(0, 2 * SQUARES_TUNING_SEEDS, 2), range(1, 2 * options.seeds, 2)
+    even, odd = range(0, 2 * SQUARES_TUNING_SEEDS, 2), odd_seeds(options)
     print("| least squares, log-normal rows | step | median of epochs to 1% | never |\n|---|---|---|---|")
     for name in SQUARES_SAMPLERS:
         step = best_step(
@@ -631,6 +657,7 @@ def group_epochs(name: str, noise: Noise, seed: int, generator: np.random.Genera
             yield batches.probabilities().reshape(GROUPS, -1).sum(axis=1)
             list(batches)
             for ticket in batches.tickets():
+                _ = ticket.weights  # nothing is trained, so nobody need be told to weigh
                 ticket.observe(noise.norms(labels[ticket.examples], generator))
         return
     sampler = default(GROUPS, seed)
@@ -649,7 +676,7 @@ def grouped(options: argparse.Namespace) -> None:
     print(f"| variance over uniform's | least possible | {names} |\n" + "|---" * 6 + "|")
     for row in GROUP_ROWS:
         least, found = [], {name: list[float]() for name in GROUP_SAMPLERS}
-        for seed in range(1, 2 * options.seeds, 2):
+        for seed in odd_seeds(options):
             noise = group_noise(row, np.random.default_rng([seed, 2114]))
             squares = noise.mean_squares()
             uniform = GROUPS * squares.sum()
@@ -746,11 +773,11 @@ def train_cnn(
 
 def cnn(options: argparse.Namespace) -> None:
     """The second table."""
-    ways = [*CNN_SAMPLERS[1:], f"{ADAPTIVE} less EB-rr"]
-    print("| same step, paired seeds, against RR | step | RR's loss | " + " | ".join(ways), end="")
+    ways = [f"{name} less RR" for name in CNN_SAMPLERS[1:]] + [f"{ADAPTIVE} less {name}" for name in RIVALS]
+    print("| same step, by seed | step | RR's loss | " + " | ".join(ways), end="")
     print(" | RR's accuracy | " + " | ".join(ways) + " |")
     print("|---" * (4 + 2 * len(ways)) + "|")
-    even, odd = [0], list(range(1, 1 + 2 * options.seeds, 2))
+    even, odd, rows = [0], odd_seeds(options), []
     for row in options.rows.split(";") if options.rows else ROWS:
         grid = CNN_STEPS[ROWS[row][1]]
         tasks = [partial(train_cnn, row, RR, step, seed, options.data) for step in grid for seed in even]
@@ -760,15 +787,18 @@ def cnn(options: argparse.Namespace) -> None:
             partial(train_cnn, row, name, step, seed, options.data) for name in CNN_SAMPLERS for seed in odd
         ]
         results = np.array(run_tasks(tasks, options.jobs)).reshape(len(CNN_SAMPLERS), len(odd), 2)
+        by_name = dict(zip(CNN_SAMPLERS, results.tolist(), strict=True))
+        rows.append({"row": row, "seeds": odd, "step": step, "loss and accuracy": by_name})
         cells = [row, f"{step:g}"]
         for what, digits in ((0, 3), (1, 1)):
             found = dict(zip(CNN_SAMPLERS, results[:, :, what], strict=True))
             cells.append(f"{found[RR].mean():.{digits}f}")
-            against_rr = [found[name] - found[RR] for name in CNN_SAMPLERS[1:]]
-            for away in (*against_rr, found[ADAPTIVE] - found["EB-rr"]):
-                error = away.std(ddof=1) / np.sqrt(len(odd))
-                cells.append(f"{away.mean():+.{digits}f} ±{error:.{digits}f}")
+            pairs = [(name, RR) for name in CNN_SAMPLERS[1:]] + [(ADAPTIVE, name) for name in RIVALS]
+            for one, other in pairs:
+                cells.append(paired(found[one] - found[other], digits, more_is_better=what == 1))
         print("| " + " | ".join(cells) + " |", flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(rows, indent=1))
 
 
 # Time and figure -----------------------------------------------------------------------------------------
@@ -877,7 +907,7 @@ def median_errors(values: FloatArray) -> tuple[float, float]:
 
 def figure(options: argparse.Namespace) -> None:
     """Epochs of RR and of adaptive batches, a line for each problem, the largest expected gain first."""
-    rows = sorted(json.loads(options.out.read_text()), key=lambda row: row["ratio"])
+    rows = sorted(json.loads(options.measured.read_text()), key=lambda row: row["ratio"])
     ways, points = [RR, "EB-rr", ADAPTIVE], []
     for row in rows:
         label = f"{PROBLEMS[row['problem']]}: variance x{row['ratio']:.2f}"
@@ -951,6 +981,14 @@ def figure(options: argparse.Namespace) -> None:
     options.svg.write_bytes(picture_svg(spec))
 
 
+def odd_number(given: str) -> int:
+    """Steps are chosen on even seeds."""
+    number = int(given)
+    if number % 2 == 0:
+        raise argparse.ArgumentTypeError(f"must be odd, as steps are chosen on even seeds, got {number}")
+    return number
+
+
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -967,16 +1005,20 @@ def main() -> None:
     }.items():
         made[name] = commands.add_parser(name)
         made[name].set_defaults(run=run)
-        made[name].add_argument("--data", type=Path, default=None)
-        made[name].add_argument("--out", type=Path, default=None)
-        made[name].add_argument("--jobs", type=int, default=1)
-    made["softmax"].add_argument("--samplers", default="")
-    for name in ("softmax", "decay"):
-        made[name].add_argument("--problems", default="")
     for name in ("softmax", "decay", "squares", "groups", "cnn"):
         made[name].add_argument("--seeds", type=int, default=10)
+        made[name].add_argument("--first-seed", type=odd_number, default=1)
+    for name in ("softmax", "decay", "cnn", "time"):
+        made[name].add_argument("--data", type=Path, default=None)
+    for name in ("softmax", "cnn"):
+        made[name].add_argument("--jobs", type=int, default=1)
+        made[name].add_argument("--out", type=Path, default=None)
+    for name in ("softmax", "decay"):
+        made[name].add_argument("--problems", default="")
+    made["softmax"].add_argument("--samplers", default="")
     made["cnn"].add_argument("--rows", default="", help="separated by ;")
     made["time"].add_argument("--repeats", type=int, default=300)
+    made["figure"].add_argument("measured", type=Path, help="what softmax --out has written")
     made["figure"].add_argument("--svg", type=Path, required=True)
     options = parser.parse_args()
     options.run(options)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sortition.core.square_means import LEAST_SHARE, MEMORY, POPULATION, SquareMeans
+from sortition.core.square_means import FADING, LEAST_SHARE, POPULATION, SquareMeans
 from tests.helpers import Array, positive, simplex
 
 EQUAL = np.full(4, 0.25)
@@ -54,20 +54,26 @@ def test_a_unit_that_was_not_seen_is_the_population() -> None:
     assert beliefs.ratios() == pytest.approx(np.ones(4))
 
 
-@given(visits=st.lists(st.floats(0.0, 10.0), min_size=1, max_size=12))
-def test_one_visit_an_epoch_is_a_running_mean(visits: list[float]) -> None:
-    beliefs, mean = SquareMeans(np.ones(1)), 0.0
-    for k, square in enumerate(visits):
-        beliefs.learn(np.zeros(1, dtype=np.int64), np.array([square]))
-        mean += (square - mean) / min(k + 1.0, MEMORY)
-        assert beliefs.means[0] == pytest.approx(mean)
+@given(epochs=st.lists(st.lists(st.floats(0.0, 10.0), max_size=4), min_size=1, max_size=12))
+def test_a_visit_counts_for_less_with_every_epoch(epochs: list[list[float]]) -> None:
+    beliefs, weight, total = SquareMeans(np.ones(1)), 0.0, 0.0
+    for squares in epochs:
+        beliefs.learn(np.zeros(len(squares), dtype=np.int64), np.array(squares))
+        weight, total = FADING * weight + len(squares), FADING * total + sum(squares)
+        assert beliefs.visits[0] == pytest.approx(weight)
+        assert beliefs.visits[0] * beliefs.means[0] == pytest.approx(total)
 
 
-def test_an_epoch_with_many_visits_is_remembered_whole() -> None:
-    beliefs = SquareMeans(np.ones(1))
-    beliefs.learn(np.zeros(50, dtype=np.int64), np.full(50, 9.0))
-    beliefs.learn(np.zeros(40, dtype=np.int64), np.arange(40.0))
-    assert beliefs.means[0] == pytest.approx(np.arange(40.0).mean())
+def test_a_unit_that_is_not_visited_keeps_its_mean_and_goes_back_to_the_population() -> None:
+    beliefs, squares = SquareMeans(EQUAL), np.array([0.0, 4.0, 4.0, 4.0])
+    beliefs.learn(np.arange(4), squares)
+    ratios = [beliefs.ratios()[0]]
+    for _ in range(12):
+        beliefs.learn(np.arange(1, 4), squares[1:])
+        ratios.append(beliefs.ratios()[0])
+    assert beliefs.means[0] == 0.0
+    assert np.all(np.diff(ratios) > 0.0)
+    assert ratios[-1] > 0.85
 
 
 def test_groups_with_unequal_noise_are_drawn_by_their_mean_squares() -> None:

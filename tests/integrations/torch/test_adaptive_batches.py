@@ -73,11 +73,13 @@ def test_equal_norms_are_random_reshuffling_to_the_bit() -> None:
 
 def test_probabilities_follow_the_norms_and_copies_follow_the_probabilities() -> None:
     sampler = make()
-    for _ in range(6):
+    epoch(sampler)
+    assert np.all(np.diff(sampler.probabilities()) > 0.0)
+    for _ in range(5):
         epoch(sampler)
     p = sampler.probabilities()
     assert p.sum() == pytest.approx(1.0)
-    assert np.all(np.diff(p) > 0.0)
+    assert np.corrcoef(p, np.arange(N))[0, 1] > 0.98  # what was not drawn of late is shrunk more
     assert p.min() >= LEAST_SHARE / N
     batches = epoch(sampler)
     copies = np.bincount(list(chain(*(batch for batch, _ in batches))), minlength=N)
