@@ -159,7 +159,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     example gets :math:`\lfloor n p_i \rfloor` or :math:`\lceil n p_i \rceil` copies, all copies are shuffled,
     and the weights :math:`1 / (n p_i)` keep every batch unbiased (``core.reshuffling``). p is learnt from
     what the tickets observe (``core.square_means``). Before anything is learnt, an epoch is a plain shuffle.
-    Three tenths of the draws always come from the prior, so no weight is above 1 / 0.3 without one.
+    A part of 0.15 of the draws always comes from the prior, so no weight is above 1 / 0.15 without one.
     ``drop_last`` leaves out a last batch that is smaller than the others; these stay unbiased.
 
     ``prior`` is a distribution over the examples to start from and to shrink to, such as known row norms over
