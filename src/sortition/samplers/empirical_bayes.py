@@ -78,7 +78,7 @@ class EmpiricalBayesSampler(BaseSampler):
         """The chance to reply of all clients, by id, or of ``clients``: a mean over their last draws.
 
         A client that was never drawn has that of all clients. One that has missed so many draws in a row that
-        it seems to have gone has next to 0, until it replies. If nobody replied in a round, nobody is given up.
+        it seems to have gone has next to 0, until it replies. If nobody replied, nobody is given up.
         """
         slots, seen = self._records(clients)
         tried = (slots >= 0) & (seen["tries"] > 0.0)
