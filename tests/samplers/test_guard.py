@@ -457,6 +457,20 @@ def test_rare_lies_hold_no_more_than_outliers_may(deviation: float) -> None:
     assert held <= guard_of(sampler).largest_share(0.05)
 
 
+def test_outliers_stay_logarithms_of_doubles_when_huge_norms_grow() -> None:
+    """One that is not heard again follows the others, up to what a state may hold."""
+    state, rng = GuardState(Guard(), num_clients=100), np.random.default_rng(0)
+    spread = np.minimum(np.sort(rng.standard_normal(60)) * 20.0, 28.0)
+    state.judge(cohort_of(list(range(60))), np.exp(560.0 + spread))
+    state.judge(cohort_of([99]), np.array([1.7e308]))
+    for t in range(300):
+        heard = np.unique(rng.integers(0, 60, 5))
+        state.judge(
+            cohort_of(heard.tolist(), round_index=t), np.exp(min(560.0 + 0.3 * t, 680.0) + spread[heard])
+        )
+    assert np.array_equal(state.restored(state.state(), 100)._means, state._means)
+
+
 @pytest.mark.parametrize("factor", [0.9, 0.97, 1.05, 1.2])
 def test_liars_gain_nothing_when_all_norms_fall_or_grow(factor: float) -> None:
     """What was heard long ago must not set the bounds: at 0.97 a round five liars held 83%."""

@@ -321,7 +321,8 @@ def remember(
         change = _change(entries, values, size, heard, told, outliers, bounds[OUTLIER])
         for i in range(size):
             values[LOG, i] = min(max(values[LOG, i] + change, LEAST_LOG), -LEAST_LOG)
-        outlier_means += change
+        for i in range(outlier_means.size):
+            outlier_means[i] = min(max(outlier_means[i] + change, LEAST_LOG), -LEAST_LOG)
         _store(entries, values, counters, heard, told, rates)
         judge(entries, values, counters, factors, bounds)
     largest = math.log(norms.max()) if above_zero.any() else -np.inf
