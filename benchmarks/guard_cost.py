@@ -35,7 +35,7 @@ def measure(name: str, samplers: list[EmpiricalBayesSampler], norms: Norms, roun
                 sampler.observe(cohort, reported)
                 taken.append(drawn + time.perf_counter() - start)
     with_guard, without = (1e6 * np.quantile(taken[rounds // 2 :], (0.25, 0.5)) for taken in seconds)
-    outliers = len(samplers[0].state_dict()["guard.outliers"])
+    outliers = len(samplers[0].state_dict()["guard.outlier_client"])
     print(
         f"{name}: guard {with_guard[0]:.0f}, {with_guard[1]:.0f}; none {without[0]:.0f}, {without[1]:.0f}; "
         f"ratio {with_guard[0] / without[0]:.2f}, {with_guard[1] / without[1]:.2f}; {outliers} outliers",

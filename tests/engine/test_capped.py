@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sortition.engine.capped import Capped
-from sortition.engine.capped import limited as limited_with_hints
+from sortition.engine.capped import Capped, limited
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import draw_cohort
 from sortition.engine.expert_trees import ExpertTrees
@@ -26,17 +25,6 @@ CLIENTS = np.array([1, 2, 4])
 
 def prior(p: Any) -> Prior:
     return Prior(Roster(len(p), np.asarray(p)))
-
-
-def limited(distribution: Any, clients: Any, weights: Any, share: float) -> Any:
-    """With hints that are found out, with all of them, and with some."""
-    hints = np.full(len(clients), -1)
-    found = limited_with_hints(distribution, clients, weights, share, hints)
-    for missing in (0, 1):
-        hints[:missing] = -1
-        again = limited_with_hints(distribution, clients, weights, share, hints)
-        assert np.array_equal(found.everybody(), again.everybody())
-    return found
 
 
 def limited_by_bisection(q: Any, clients: Any, weights: Any, share: float) -> Any:
@@ -170,10 +158,10 @@ def test_others_are_set_apart_in_each_round(data: st.DataObject) -> None:
             mixed.remove(np.array([5]))
         ids = np.unique(data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=8)))
         ids = ids[mixed.roster.present(ids)]
-        line = mixed.line_without(ids, mixed.slots_of(ids))
+        line = mixed.line_without(ids)
         again = ReweightedPrior(mixed.roster, share=0.1)
         again.restore(mixed.state())
-        anew = again.line_without(ids, again.slots_of(ids))
+        anew = again.line_without(ids)
         assert line is not None
         assert anew is not None
         for ours, theirs in zip(ExpertTrees(*line.trees)[3:5], ExpertTrees(*anew.trees)[3:5], strict=True):

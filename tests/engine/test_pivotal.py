@@ -190,7 +190,7 @@ def changed(mixed: ExpertMixture) -> ExpertMixture:
 
 
 def with_share(inner: Distribution, clients: list[int], share: float) -> Distribution:
-    return limited(inner, np.array(clients), np.full(len(clients), 0.1), share, np.full(len(clients), -1))
+    return limited(inner, np.array(clients), np.full(len(clients), 0.1), share)
 
 
 def reweighted() -> ReweightedPrior:

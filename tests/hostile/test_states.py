@@ -142,7 +142,7 @@ def test_experts_of_another_portfolio(
 
 
 @pytest.mark.parametrize("make", [EmpiricalBayesSampler, AvareSampler, VRBSampler])
-@pytest.mark.parametrize("entry", ["guard.first_drawn", "guard.clients", "guard.outliers"])
+@pytest.mark.parametrize("entry", ["guard.first_drawn", "guard.window_client", "guard.outlier_client"])
 def test_a_guard_that_remembers_clients_that_have_left(make: type[BaseSampler], entry: str) -> None:
     """Their first replies were learnt again, with a prior of 0: sums of 0.9, nan, a division by zero."""
     sampler = make(num_clients=20, cohort_size=5, guard=Guard())  # type: ignore[call-arg]
@@ -153,9 +153,9 @@ def test_a_guard_that_remembers_clients_that_have_left(make: type[BaseSampler], 
     state = sampler.state_dict()
     changed = {
         **state,
-        "guard.outliers": np.array([7]),
-        "guard.means": np.ones(1),
-        "guard.counts": np.ones(1, int),
+        "guard.outlier_client": np.array([7]),
+        "guard.outlier_log": np.ones(1),
+        "guard.outlier_count": np.ones(1, int),
     }
     sampler.load_state_dict(changed)
     changed[entry] = changed[entry].copy()
@@ -177,10 +177,10 @@ def test_ids_whose_differences_overflow() -> None:
         cohort = sampler.draw()
         sampler.observe(cohort, np.where(cohort.clients < 3, 1e6, 1.0))
     state = sampler.state_dict()
-    outliers = state["guard.outliers"]
+    outliers = state["guard.outlier_client"]
     assert len(outliers) == 3
-    with pytest.raises(StateError, match=r"guard\.outliers"):
-        sampler.load_state_dict({**state, "guard.outliers": np.array([*outliers[:2], -(2**63)])})
+    with pytest.raises(StateError, match=r"guard\.outlier_client"):
+        sampler.load_state_dict({**state, "guard.outlier_client": np.array([*outliers[:2], -(2**63)])})
 
 
 def test_a_prior_without_a_share() -> None:
@@ -201,12 +201,12 @@ def test_the_most_replies_that_a_state_may_have() -> None:
     state = sampler.state_dict()
     earlier = 2**62 - state["guard.replies"]
     sampler.load_state_dict(
-        {**state, "guard.before": state["guard.before"] + earlier, "guard.replies": 2**62}
+        {**state, "guard.window_before": state["guard.window_before"] + earlier, "guard.replies": 2**62}
     )
     for _ in range(6):  # full after five
         cohort = sampler.draw()
         sampler.observe(cohort, 1.0 + cohort.clients % 7)
-    assert len(sampler.state_dict()["guard.clients"]) == 500
+    assert len(sampler.state_dict()["guard.window_client"]) == 500
 
 
 @pytest.mark.parametrize("client", [100, 50_000_000, -1])

@@ -30,8 +30,7 @@ from sortition.core.types import FloatArray
 from sortition.engine import norm_window
 from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster
-from sortition.engine.fixed import Prior
-from sortition.engine.norm_window import FEW, OUTDATED, REMEMBERED, UNCERTAINTY, even_quantile, quantiles
+from sortition.engine.norm_window import FEW, OUTDATED, REMEMBERED, UNCERTAINTY, quantiles
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import MANY, NOBODY, GuardState
 from sortition.testing import check_sampler
@@ -163,7 +162,7 @@ def test_the_window_is_what_the_specification_says(seed: int, clients: int, leav
         size = int(rng.integers(1, min(clients, 600)))
         cohort = cohort_of(sorted(rng.permutation(clients)[:size].tolist()), rng.uniform(0.5, 50.0, size), t)
         norms = np.where(rng.random(size) < 0.1, 0.0, np.exp(rng.standard_normal(size)))
-        before = fast._outliers.tolist(), fast.outlier_bound
+        before = fast.outliers.tolist(), fast.outlier_bound
         fast.judge(cohort, norms)
         plain.remember(cohort, norms, *before)
         if leaving and t % 4 == 3:
@@ -171,11 +170,11 @@ def test_the_window_is_what_the_specification_says(seed: int, clients: int, leav
             fast.forget(gone)
             plain.forget(gone.tolist())
         state = fast.state()
-        assert set(state["guard.clients"].tolist()) == set(plain.norms)
-        assert np.exp(state["guard.logs"]) == pytest.approx(
+        assert set(state["guard.window_client"].tolist()) == set(plain.norms)
+        assert np.exp(state["guard.window_log"]) == pytest.approx(
             sorted(norm for norm, _, _ in plain.norms.values())
         )
-        bounds = fast._bounds[: norm_window.DEVIATION]
+        bounds = [fast._bounds[name][0] for name in ("outlier", "clip")]
         assert bounds == pytest.approx(np.log(plain.bounds(guard)), rel=1e-9, abs=1e-9)
 
 
@@ -185,7 +184,7 @@ def test_norms_of_silent_clients_are_outdated() -> None:
     for _ in range(OUTDATED // 10 + 3):
         state.judge(cohort_of(list(range(100, 110))), np.full(10, 1e-3))
     assert state.norm_bound == pytest.approx(0.1)
-    assert len(state.state()["guard.clients"]) == 10
+    assert len(state.state()["guard.window_client"]) == 10
 
 
 @given(weights=arrays(float, st.integers(1, 30), elements=st.floats(0.1, 9.0)), data=st.data())
@@ -206,9 +205,9 @@ def test_colluders_shift_the_quantiles_by_their_share_and_not_further() -> None:
         assert 85.0 <= np.exp(logs[quantiles(np.ones(100), 0.5, 0.9)[1]]) <= 91.0
 
 
-def test_equal_weights_have_the_places_of_a_sum() -> None:
-    for size, level in product(range(1, 501), (0.5, 0.75, 0.9)):
-        assert even_quantile(size, level) == quantiles(np.ones(size), 0.5, level)[1]
+def test_equal_weights_have_the_places_of_exact_fractions() -> None:
+    for size, percent in product(range(1, 501), (50, 75, 90)):
+        assert quantiles(np.ones(size), 0.5, percent / 100)[1] == max(-(-percent * size // 100), 1) - 1
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.05, 0.2])
@@ -218,7 +217,7 @@ def test_the_share_that_log_normal_norms_explain(deviation: float, weight: float
     quantiles = (np.arange(100_000) + 0.5) / 100_000
     logs = deviation * np.array([NormalDist().inv_cdf(level) for level in quantiles.tolist()])
     state = GuardState(Guard(largest_gain=1.5), len(logs))
-    norm_window.bounds_of(logs, np.ones(len(logs)), state._factors, state._bounds)
+    norm_window.judge_alone(state._bounds, logs)
     norms = np.exp(logs * UNCERTAINTY)  # what the formula assumes
     largest = norms[-int(weight * len(norms)) :].sum() / norms.sum()
     assert state.largest_share(weight) == pytest.approx(largest, abs=0.01)
@@ -235,10 +234,10 @@ def test_what_outliers_may_hold() -> None:
 def test_outliers_that_may_hold_everything_are_not_limited() -> None:
     """With a share of one, rounding in what they hold took what was learnt from everybody."""
     state = heard({**dict.fromkeys(range(30), 1.0), 30: 1e6})
-    assert state._outliers.tolist() == [30]
+    assert state.outliers.tolist() == [30]
     weights = np.zeros(31)
     weights[30] = 1.0
-    assert state.shares(Prior(Roster(31, None)), Roster(31, weights)) is NOBODY
+    assert state.shares(Roster(31, weights)) is NOBODY
 
 
 # The clip -----------------------------------------------------------------------------------------------
@@ -354,7 +353,7 @@ def test_a_newcomers_first_lie_counts_for_the_bound_of_outliers() -> None:
 def allowed(sampler: BaseSampler) -> float:
     """What the outliers may hold together: S of what was learnt, and what they have of the prior."""
     state, learnt = guard_of(sampler), sampler.distribution
-    outliers = state._outliers
+    outliers = state.outliers
     weight = float(sampler.client_weights(outliers).sum())
     share, a = state.largest_share(weight), learnt.prior_share or 0.0
     of_prior = a * float(learnt.with_prior_share(1.0, 0.0).look_up(outliers).sum()) if a else 0.0
@@ -378,7 +377,7 @@ def test_outliers_hold_no_more_than_their_share(name: str, data: st.DataObject) 
                 data.draw(st.lists(st.sampled_from([1e-6, 0.05, 3.0]), min_size=1, max_size=2))
             )
             sampler.remove_clients([3])
-        assert sampler.probabilities(guard_of(sampler)._outliers).sum() <= allowed(sampler) + 1e-12
+        assert sampler.probabilities(guard_of(sampler).outliers).sum() <= allowed(sampler) + 1e-12
         assert sampler.probabilities().sum() == pytest.approx(1.0, abs=1e-12)
 
 
@@ -468,7 +467,7 @@ def test_outliers_stay_logarithms_of_doubles_when_huge_norms_grow() -> None:
         state.judge(
             cohort_of(heard.tolist(), round_index=t), np.exp(min(560.0 + 0.3 * t, 680.0) + spread[heard])
         )
-    assert np.array_equal(state.restored(state.state(), 100)._means, state._means)
+    assert np.array_equal(state.restored(state.state(), 100)._outliers, state._outliers)
 
 
 @pytest.mark.parametrize("factor", [0.9, 0.97, 1.05, 1.2])
@@ -504,12 +503,12 @@ def test_an_outlier_is_forgiven() -> None:
     """
     state = heard({**dict.fromkeys(range(30), 1.0), 50: 20.0})
     for _ in range(16):
-        assert state._outliers.tolist() == [50]
+        assert state.outliers.tolist() == [50]
         state.judge(cohort_of([50]), np.array([1.0]))
-    assert state._outliers.tolist() == []
+    assert state.outliers.tolist() == []
     state = heard({**dict.fromkeys(range(30), 1.0), 50: 20.0})
     state.judge(cohort_of(list(range(30))), np.full(30, 10.0))
-    assert state._outliers.tolist() == []
+    assert state.outliers.tolist() == []
 
 
 def root_mean_square(norms: list[float]) -> float:
@@ -538,7 +537,7 @@ class PlainOutliers:
 
 def window_of(guard: GuardState) -> dict[int, float]:
     state = guard.state()
-    return dict(zip(state["guard.clients"].tolist(), np.exp(state["guard.logs"]), strict=True))
+    return dict(zip(state["guard.window_client"].tolist(), np.exp(state["guard.window_log"]), strict=True))
 
 
 @settings(max_examples=40, deadline=None)
@@ -551,14 +550,15 @@ def test_outliers_are_what_the_specification_says(seed: int, clients: int) -> No
         size = int(rng.integers(1, min(clients, 600)))
         cohort = cohort_of(rng.permutation(clients)[:size].tolist(), round_index=t)
         norms = np.where(rng.random(size) < 0.1, 0.0, np.exp(rng.normal(rng.normal(), 1.5, size)))
-        before = window_of(fast), cohort, norms, fast._outliers.tolist(), fast.outlier_bound
+        before = window_of(fast), cohort, norms, fast.outliers.tolist(), fast.outlier_bound
         fast.judge(cohort, norms)
-        bounds = np.exp(fast._bounds[: norm_window.DEVIATION])
+        bounds = np.exp([fast._bounds[name][0] for name in ("outlier", "clip")])
         plain.note(cohort, norms, window_of(fast), bounds, common_change(*before))
-        assert fast._outliers.tolist() == sorted(plain.norms)
+        assert fast.outliers.tolist() == sorted(plain.norms)
         expected = [np.log(root_mean_square(plain.norms[client])) for client in sorted(plain.norms)]
-        assert fast._means == pytest.approx(expected, abs=1e-9)
-        assert fast._counts.tolist() == [len(plain.norms[client]) for client in sorted(plain.norms)]
+        assert fast._outliers["log"] == pytest.approx(expected, abs=1e-9)
+        counts = [len(plain.norms[client]) for client in sorted(plain.norms)]
+        assert fast._outliers["count"].tolist() == counts
 
 
 def test_what_was_learnt_is_judged_as_the_guard_leaves_it() -> None:
@@ -589,10 +589,10 @@ def test_what_outliers_may_hold_follows_the_client_weights() -> None:
     for _ in range(300):
         cohort = sampler.draw(available=range(40))
         sampler.observe(cohort, np.where(cohort.clients < 2, 1e3, 1.0))
-    assert guard_of(sampler)._outliers.tolist() == [0, 1]
+    assert guard_of(sampler).outliers.tolist() == [0, 1]
     assert sampler.probabilities([0, 1]).sum() > 0.9
     sampler.remove_clients([0])
-    assert guard_of(sampler)._outliers.tolist() == [1]
+    assert guard_of(sampler).outliers.tolist() == [1]
     assert sampler.probabilities([1]).sum() <= 0.5 * (1.0 + 1e-12)
 
 
@@ -633,7 +633,7 @@ def test_a_run_is_resumed_to_the_bit(name: str, rounds: int) -> None:
     whole = lied_to(name, rounds)
     resumed = BUILD_ALL[name](num_clients=30, cohort_size=K, guard=Guard(), seed=99)
     whole.add_clients(2)
-    assert len(guard_of(whole)._outliers if rounds == 20 else guard_of(whole)._first)
+    assert len(guard_of(whole).outliers if rounds == 20 else guard_of(whole)._first)
     resumed.load_state_dict(whole.state_dict())
     assert same_state(whole.state_dict(), resumed.state_dict())
     for mine, theirs in zip(train(whole, 5), train(resumed, 5), strict=True):
@@ -693,14 +693,14 @@ def test_an_eventful_run_is_resumed_to_the_bit(name: str, design: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("guard.clients", -1),
-        ("guard.clients", 30),
-        ("guard.before", 10**9),
-        ("guard.logs", 800.0),
-        ("guard.rates", 0.0),
-        ("guard.outliers", 30),
-        ("guard.means", np.inf),
-        ("guard.counts", 0),
+        ("guard.window_client", -1),
+        ("guard.window_client", 30),
+        ("guard.window_before", 10**9),
+        ("guard.window_log", 800.0),
+        ("guard.window_rate", 0.0),
+        ("guard.outlier_client", 30),
+        ("guard.outlier_log", np.inf),
+        ("guard.outlier_count", 0),
         ("guard.hits", 0),
         ("guard.excesses", np.nan),
         ("guard.first_sizes", 1),

@@ -260,7 +260,7 @@ def test_a_damaged_state_changes_nothing(name: str) -> None:
 MIXTURE = ("ratios", "scales", "bases", "log_expert_weights", "joined_masses", "weights.joined_masses")
 LOG_RATIOS = (*MIXTURE, "logs", "shift")
 REWEIGHTED = (*LOG_RATIOS, "unseen_log", "share")
-GUARD = ("guard.logs", "guard.rates")
+GUARD = ("guard.window_log", "guard.window_rate")
 ENGINES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "osmd": (lambda **common: OSMDSampler(learning_rate=0.01, **common), MIXTURE),
     "adaptive": (

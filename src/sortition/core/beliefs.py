@@ -152,8 +152,8 @@ class Beliefs:
 
     Here :math:`u + B c_m`, with c the logarithm of the prior less its average, is the expected
     :math:`\log E[e^x]` of a client never met, :math:`\kappa` the variance of a deviation over the spread of
-    the means, and :math:`\rho` the chance to reply. :math:`\theta` is learnt from the
-    losses. It stays near 0 unless some clients are noisier than others.
+    the means, and :math:`\rho` the chance to reply. :math:`\theta` is learnt from the losses, and
+    stays near 0 unless some clients are noisier than others.
 
     >>> beliefs = Beliefs(np.full(4, 0.25), cohort_size=2)
     >>> beliefs.learn(np.array([0, 1]), np.array([2.0, 2.0]), np.log([1.0, 9.0]))
@@ -195,8 +195,8 @@ class Beliefs:
     def learn(self, clients: IntArray, weights: FloatArray, log_feedback: FloatArray) -> None:
         """Learn from the feedback of ``clients``, which replied."""
         self._count(clients, 1.0)
-        people, prior = self.people, self._prior[clients]
-        x = log_feedback - 2.0 * np.log(prior)
+        people = self.people
+        x = log_feedback - 2.0 * np.log(self._prior[clients])
         something = log_feedback.max() > -math.inf
         if math.isnan(people.level):
             if not something:  # there is no level yet
@@ -205,9 +205,7 @@ class Beliefs:
                 return
             people.level = float(np.median(x[x > -math.inf]))
         if something:
-            p, q = self.probabilities()[clients], self.learnt()[clients]
-            varied = self.square[clients] - self.mean[clients]
-            self._weigh_prior(weights, log_feedback, p, q, prior, varied)
+            self._weigh_prior(clients, weights, log_feedback)
         x = np.clip(x - people.level, LOWEST, HIGHEST)
         known = self.visits[clients] > 0.0
         if something and known.any():  # zeros alone say nothing about the level
@@ -234,15 +232,7 @@ class Beliefs:
         self.before[clients] = np.where(self.misses[clients] == 0.0, before, self.before[clients])
         self.misses[clients] = 0.0 if reply else self.misses[clients] + (0.0 if outage else 1.0)
 
-    def _weigh_prior(
-        self,
-        weights: FloatArray,
-        log_feedback: FloatArray,
-        p: FloatArray,
-        q: FloatArray,
-        prior: FloatArray,
-        varied: FloatArray,
-    ) -> None:
+    def _weigh_prior(self, clients: IntArray, weights: FloatArray, log_feedback: FloatArray) -> None:
         r"""Raise the prior's share when its draws were worth more, or when what was learnt is no better.
 
         With :math:`v_m = \mathrm{weight}_m a_m / p_m`, whose sum V estimates the loss, the slope of the loss
@@ -251,9 +241,11 @@ class Beliefs:
         loss. And :math:`\sum \mathrm{weight}\,a / q` estimates without bias what *would* have been lost with
         q: the share also rises with the fourth power of the losses with what was learnt and with the prior.
         The slope of that loss in :math:`\theta` is about :math:`-\sum \mathrm{weight}\,a\,(v - E_q v) / 2q`,
-        with v = ``varied`` = z - y. Theta moves against it.
+        with v = z - y. Theta moves against it.
         """
         people, forgotten = self.people, math.exp(-HOLD * self._sweep)
+        p, q, prior = self.probabilities()[clients], self.learnt()[clients], self._prior[clients]
+        varied = self.square[clients] - self.mean[clients]
         parts = np.log(weights) + log_feedback
         log_loss = log_sum_exp(parts - np.log(p))
         if math.isnan(people.log_loss):

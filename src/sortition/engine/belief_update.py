@@ -366,12 +366,11 @@ def learn(
     outliers: IntArray,
     outlier_weights: FloatArray,
     outlier_share: float,
-    hints: IntArray,
 ) -> Taken:
     """``Beliefs.learn``, with ``center`` and ``learnt`` as above; ``sweep`` is K / M.
 
     ``log_unit`` is added to the feedback: the units stay when clients join or leave.
-    With a guard, ``outliers`` may hold ``outlier_share`` of q; ``hints`` are their slots, or -1.
+    With a guard, ``outliers`` may hold ``outlier_share`` of q.
     """
     prior_fields, places, tree_fields, experts, _, _, _, _, _, _ = learnt
     people, prior, ratios = people_array[0], named_prior(prior_fields), ExpertTrees(*tree_fields).ratios
@@ -393,7 +392,7 @@ def learn(
         q, share = learnt_shares(own, slots, ratios, experts), np.exp(ExpertArrays(*experts).log_weights[1])
         if outliers.size:
             held, scale, from_prior, of_outliers = limit_outliers(
-                outliers, outlier_weights, outlier_share, hints, prior_fields, places, ratios, experts
+                outliers, outlier_weights, outlier_share, prior_fields, places, ratios, experts
             )
             if held > outlier_share:
                 # where outliers have all but rounding, so is the scale: nobody else has more than is left

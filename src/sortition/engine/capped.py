@@ -12,19 +12,17 @@ from sortition.engine.limit import LARGEST_SCALE, NO_LIMIT, VANISHING, Limit, le
 from sortition.engine.pivotal import ProbabilityLine, line_of_vector
 
 
-def limit(
-    distribution: Distribution, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
-) -> Limit:
+def limit(distribution: Distribution, clients: IntArray, weights: FloatArray, share: float) -> Limit:
     """What becomes of q if ``clients`` (ascending) may have ``share`` of it; NO_LIMIT if they have no more.
 
-    ``weights`` are those of the clients; ``hints`` make their look-up quicker: see ``look_up_learnt``.
+    ``weights`` are those of the clients.
     """
-    held, scale, from_prior, learnt = distribution.limit_learnt(clients, weights, share, hints)
+    held, scale, from_prior, learnt = distribution.limit_learnt(clients, weights, share)
     if held <= share:
         return NO_LIMIT
     if held <= 1.0 - LEAST_LEFT:
         return Limit(scale, from_prior, clients, learnt)
-    q = distribution.look_up_learnt(clients, hints)
+    q = distribution.look_up_learnt(clients)
     left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)  # a difference from one would cancel
     scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
     if distribution.prior_share is None:
@@ -38,26 +36,24 @@ def limit(
     return Limit(scale, from_prior, clients, levelled(q, weights, share))
 
 
-def limited(
-    distribution: Distribution, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
-) -> Distribution:
+def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, share: float) -> Distribution:
     """``distribution`` with at most ``share`` of what was learnt for ``clients``; itself, if they have less.
 
     >>> from sortition.engine.fixed import Prior
     >>> from sortition.engine.clients import Roster
     >>> inner = Prior(Roster(4, np.array([0.5, 0.3, 0.1, 0.1])))
-    >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), 0.6, np.full(2, -1)).everybody()
+    >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), 0.6).everybody()
     array([0.3, 0.3, 0.2, 0.2])
     """
-    found = limit(distribution, clients, weights, share, hints)
-    return distribution if found is NO_LIMIT else Capped(distribution, found, hints)
+    found = limit(distribution, clients, weights, share)
+    return distribution if found is NO_LIMIT else Capped(distribution, found)
 
 
 class Capped(Distribution):
     r""":math:`p' = a\,\pi + (1-a)\,q'` of a distribution, with the ``limit`` of q."""
 
-    def __init__(self, distribution: Distribution, limit: Limit, hints: IntArray) -> None:
-        self._distribution, self._limit, self._hints = distribution, limit, hints
+    def __init__(self, distribution: Distribution, limit: Limit) -> None:
+        self._distribution, self._limit = distribution, limit
         a = distribution.prior_share or 0.0
         self._of_prior, self._of_learnt = a + (1.0 - a) * limit.from_prior, (1.0 - a) * limit.scale
         self.scale = self._of_prior + self._of_learnt
@@ -113,7 +109,7 @@ class Capped(Distribution):
         """All probabilities, laid end to end."""
         if self.scale > LARGEST_SCALE:
             return line_of_vector(self.everybody())
-        without = self._distribution.line_without(self._clients, self._hints)
+        without = self._distribution.line_without(self._clients)
         line = self._distribution.line() if without is None else without
         return ProbabilityLine(*line[:-2], limit=tuple(self._limit), listed_are_out=without is not None)
 

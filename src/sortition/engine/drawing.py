@@ -45,18 +45,15 @@ class Distribution(Protocol):
     def look_up(self, clients: IntArray) -> FloatArray:
         """The probabilities of ``clients``."""
 
-    def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
-        """What was learnt of ``clients``: see ``prior_share``.
-
-        ``hints`` are -1 when this distribution is first asked for a client, and make the next time quicker.
-        """
+    def look_up_learnt(self, clients: IntArray) -> FloatArray:
+        """What was learnt of ``clients``: see ``prior_share``."""
         return self.look_up(clients)
 
     def limit_learnt(
-        self, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
+        self, clients: IntArray, weights: FloatArray, share: float
     ) -> tuple[float, float, float, FloatArray]:
         """What ``clients`` hold of what was learnt, and what a ``share`` leaves: ``limit.limit_learnt``."""
-        q, own = self.look_up_learnt(clients, hints), self.look_up_prior(clients)
+        q, own = self.look_up_learnt(clients), self.look_up_prior(clients)
         found: tuple[float, float, float, FloatArray] = limit_learnt(q, own, weights, share)
         return found
 
@@ -67,8 +64,8 @@ class Distribution(Protocol):
         """All probabilities, laid end to end; from their vector, unless a subclass is quicker."""
         return line_of_vector(self.everybody())
 
-    def line_without(self, clients: IntArray, hints: IntArray) -> ProbabilityLine | None:
-        """The same without ``clients``, with ``hints`` as above; None where it can't be had at once."""
+    def line_without(self, clients: IntArray) -> ProbabilityLine | None:
+        """The same without ``clients``; None where it can't be had at once."""
         return None
 
     def heavy(self, threshold: float) -> IntArray:

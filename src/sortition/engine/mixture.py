@@ -28,6 +28,7 @@ from sortition.engine.clients import (
     named_prior,
     put,
     slot_of,
+    slots_of,
 )
 from sortition.engine.drawing import Distribution, tally
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
@@ -38,7 +39,6 @@ MOST_TRIES = 10**4
 """After this many draws from the prior without an unseen client, the unseen are searched one by one."""
 VANISHING = 1e-300
 """The least that a ratio or a mass may become where zero would mean something else."""
-NO_HINTS = np.zeros(0, dtype=np.int64)
 LARGEST_LOG_WEIGHT = 1e-6
 """The logarithm of a weight of one, with room for rounding."""
 
@@ -65,14 +65,6 @@ def mixed_ratio(
 
 
 @njit(cache=True)
-def find_slots(table: IntArray, clients: IntArray, hints: IntArray) -> None:
-    """Make ``hints`` the slots of ``clients``, where they are -1; they stay -1 of unseen clients."""
-    for i in range(clients.size):
-        if hints[i] == EMPTY:
-            hints[i] = slot_of(table, clients[i])
-
-
-@njit(cache=True)
 def look_up(
     clients: IntArray,
     client_masses: FloatArray,
@@ -80,13 +72,11 @@ def look_up(
     places: IntArray,
     ratios: FloatArray,
     experts: Fields,
-    hints: IntArray,
 ) -> FloatArray:
-    """The mixed probabilities of ``clients``; ``hints`` are their slots, or -1 where that is to be found."""
+    """The mixed probabilities of ``clients``."""
     log_weights, scales, bases = ExpertArrays(*experts)
     weights = np.exp(log_weights)
-    slots = hints if hints.size else np.full(clients.size, EMPTY)
-    find_slots(places, clients, slots)
+    slots = slots_of(places, clients)
     result = np.zeros(clients.size)
     for e in range(weights.size):
         if weights[e] == 0.0:
@@ -247,13 +237,10 @@ class SlotTrees:
         self.other_fields: Fields = tuple(self.others)
 
     def set_apart(self, slots: IntArray) -> bool:
-        """Sum up ``others`` without ``slots``, until others are set apart; False where one is -1.
-
-        ``slots`` is not to be changed later.
-        """
+        """Sum up ``others`` without ``slots``, until others are set apart; False where one is -1."""
         if not self.trees.other_masses.size:
             self._set(expert_trees.ready_to_set_apart(self.trees))
-        if slots is not self.apart:
+        if not np.array_equal(slots, self.apart):
             if not expert_trees.set_apart(self.fields, self.apart, slots):
                 return False
             self.apart = slots
@@ -307,24 +294,20 @@ class ExpertMixture(Distribution):
 
     def look_up(self, clients: IntArray) -> FloatArray:
         """The mixed probabilities of ``clients``."""
-        return self._look_up(clients, self.expert_fields, NO_HINTS)
+        return self._look_up(clients, self.expert_fields)
 
-    def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
-        """The same; ``hints`` become the slots of ``clients``, which are a cache miss or two each to find."""
-        return self._look_up(clients, self.expert_fields, hints)
-
-    def _look_up(self, clients: IntArray, experts: Fields, hints: IntArray) -> FloatArray:
+    def _look_up(self, clients: IntArray, experts: Fields) -> FloatArray:
         masses, total, places = self.roster.masses(clients), self.roster.total, self._table.places
-        found: FloatArray = look_up(clients, masses, total, places, self.trees.ratios, experts, hints)
+        found: FloatArray = look_up(clients, masses, total, places, self.trees.ratios, experts)
         return found
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end."""
         return self._line(self._tree_fields)
 
-    def line_without(self, clients: IntArray, hints: IntArray) -> ProbabilityLine | None:
-        """The same without ``clients``, which must have been seen, and have these slots."""
-        return self._line(self._slots.other_fields) if self._slots.set_apart(hints) else None
+    def line_without(self, clients: IntArray) -> ProbabilityLine | None:
+        """The same without ``clients``, which must have been seen."""
+        return self._line(self._slots.other_fields) if self._slots.set_apart(self.slots_of(clients)) else None
 
     def _line(self, trees: Fields) -> ProbabilityLine:
         in_block, own = self.num_unseen - self._unseen_own_count, tuple(self._unseen_own.arrays)

@@ -1,17 +1,16 @@
-"""The last norms of the clients that replied recently, in order, and two robust bounds made from them.
+"""The last norms of the clients that replied recently, two robust bounds made from them, and who is above.
 
-One call of a kernel stores the replies of a cohort and computes the bounds: calls are most of a small round's
-cost.
+One call of a kernel stores the replies of a cohort and judges them: calls are most of a small round's cost.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
 
-from sortition.core.guard_settings import LARGEST_LOG
 from sortition.core.types import BoolArray, FloatArray, IntArray
 
 REMEMBERED = 500
@@ -33,30 +32,22 @@ GAIN, LARGEST_CHANGE = 0.2, 2.0
 UNCERTAINTY = 1.15
 """The deviation of the logarithms may be this multiple of what quantiles say."""
 
-CLIENT, BEFORE = 0, 1
-"""Rows of ``entries``: the client, and how many replies there had been before its own."""
-LOG, RATE = 0, 1
-"""Rows of ``values``: the logarithm of the norm, ascending, and how likely a reply was to be the client's."""
-SIZE, REPLIES = 0, 1
-"""Places in ``counters``: the clients in the window, and all replies above zero so far."""
-OUTLIER, CLIP, DEVIATION = 0, 1, 2
-"""Places in ``bounds``: two logarithms, and the deviation of the logarithms, at most."""
-
-
-@njit(cache=True)
-def _move(entries: IntArray, values: FloatArray, place: int, target: int) -> None:
-    entries[CLIENT, target], entries[BEFORE, target] = entries[CLIENT, place], entries[BEFORE, place]
-    values[LOG, target], values[RATE, target] = values[LOG, place], values[RATE, place]
-
-
-@njit(cache=True)
-def _keep(entries: IntArray, values: FloatArray, counters: IntArray, which: BoolArray) -> None:
-    """Drop the other entries."""
-    kept = 0
-    for i in range(counters[SIZE]):
-        _move(entries, values, i, kept)  # the next one takes its place if it is dropped: no branch to guess
-        kept += which[i]
-    counters[SIZE] = kept
+ENTRY = np.dtype([("client", np.int64), ("before", np.int64), ("log", np.float64), ("rate", np.float64)])
+"""An entry of the window: a client, how many replies there had been before its own, the logarithm of its
+norm, ascending, and how likely a reply was to be its own."""
+OUTLIER = np.dtype([("client", np.int64), ("count", np.int64), ("log", np.float64)])
+"""An outlier, in the order of the clients: the number of its norms since it is one, and the logarithm of
+their root mean square."""
+SETTINGS = ("outlier_factor", "outlier_fence", "clip_factor", "fence")
+BOUNDS = np.dtype(
+    [
+        *((name, np.int64) for name in ("newcomers", "size", "replies")),
+        *((name, np.float64) for name in (*SETTINGS, "outlier", "clip", "deviation", "median")),
+    ]
+)
+"""One record: the id from which on clients are newcomers, the size of the window, all replies above zero so
+far, the settings, factors as logarithms; then what is made of the window: two bounds, the deviation of the
+logarithms, at most, and their median."""
 
 
 @njit(cache=True)
@@ -67,15 +58,12 @@ def position_in(ascending: IntArray, client: int) -> int:
 
 
 @njit(cache=True)
-def _not_among(clients: IntArray, ascending: IntArray) -> BoolArray:
-    """Which of ``clients`` are not in ``ascending``; those with other last digits need no search."""
-    result, digits = np.ones(clients.size, dtype=np.bool_), np.zeros(DIGITS, dtype=np.bool_)
-    for client in ascending:
+def _digits_of(clients: IntArray) -> BoolArray:
+    """Which last digits ``clients`` have: who has others need not be searched among them."""
+    digits = np.zeros(DIGITS, dtype=np.bool_)
+    for client in clients:
         digits[client % DIGITS] = True
-    for i in range(clients.size):
-        if digits[clients[i] % DIGITS]:
-            result[i] = position_in(ascending, clients[i]) < 0
-    return result
+    return digits
 
 
 @njit(cache=True)
@@ -94,68 +82,58 @@ def _smallest(numbers: IntArray, rank: int) -> int:
 
 
 @njit(cache=True)
-def _store(
-    entries: IntArray,
-    values: FloatArray,
-    counters: IntArray,
-    clients: IntArray,
-    norms: FloatArray,
-    rates: FloatArray,
-) -> None:
-    """Put in norms above zero, ``REMEMBERED`` at most: in place of the clients' last, or of the oldest."""
-    size, replies = counters[SIZE], counters[REPLIES] + clients.size
-    before = entries[BEFORE, :size]
-    keep = _not_among(entries[CLIENT, :size], np.sort(clients)) & (before >= replies - OUTDATED)
-    excess = keep.sum() + clients.size - entries.shape[1]
-    if excess > 0:
-        keep &= before > _smallest(before[keep], excess)
-    _keep(entries, values, counters, keep)
-    old, new = counters[SIZE] - 1, clients.size - 1
-    order, logs = np.argsort(norms), np.log(norms)
-    for place in range(counters[SIZE] + clients.size - 1, -1, -1):  # merge, from the back
-        if new < 0:
-            break
-        log = logs[order[new]]
-        if old >= 0 and values[LOG, old] > log:
-            _move(entries, values, old, place)
-            old -= 1
-        else:
-            entries[CLIENT, place], entries[BEFORE, place] = (
-                clients[order[new]],
-                counters[REPLIES] + order[new],
-            )
-            values[LOG, place], values[RATE, place] = log, rates[order[new]]
-            new -= 1
-    counters[SIZE] += clients.size
-    counters[REPLIES] = replies
+def _take_out(
+    window: Any, bounds: Any, clients: IntArray, logs: FloatArray, outliers: Any, room: int
+) -> float:
+    """Take out ``clients`` and the oldest, until there is ``room``; by how much all norms have changed.
+
+    That is a part of the median change of the logarithms of the ``clients`` that were heard before, are no
+    outliers and are not above the bound of outliers now.
+    """
+    order = np.argsort(clients)
+    ascending, digits = clients[order], _digits_of(clients)
+    changes, again, kept = np.empty(clients.size), 0, 0
+    for i in range(bounds.size):
+        client = window[i].client
+        place = position_in(ascending, client) if digits[client % DIGITS] else -1
+        window[kept] = window[i]  # the next one takes its place if it is dropped: no branch to guess
+        kept += place < 0 and window[i].before >= bounds.replies - OUTDATED
+        if place >= 0 and logs[order[place]] <= bounds.outlier and position_in(outliers.client, client) < 0:
+            changes[again] = logs[order[place]] - window[i].log
+            again += 1
+    if kept > room:
+        oldest, size, kept = _smallest(window[:kept].before, kept - room), kept, 0
+        for i in range(size):
+            window[kept] = window[i]
+            kept += window[i].before > oldest
+    bounds.size = kept
+    if again == 0:
+        return 0.0
+    return GAIN * min(max(float(np.median(changes[:again])), -LARGEST_CHANGE), LARGEST_CHANGE)
 
 
 @njit(cache=True)
-def _change(
-    entries: IntArray,
-    values: FloatArray,
-    size: int,
-    clients: IntArray,
-    norms: FloatArray,
-    outliers: IntArray,
-    bound: float,
-) -> float:
-    """By how much all norms have changed since they were heard, as far as one cohort can tell.
-
-    It is a part of the median change of the logarithms of those that are heard again, are no outliers and
-    are not above their ``bound`` now.
-    """
-    order = np.argsort(clients)
-    ascending, changes, found = clients[order], np.empty(clients.size), 0
-    again = ~_not_among(entries[CLIENT, :size], ascending)
-    for i in range(size):
-        if again[i] and position_in(outliers, entries[CLIENT, i]) < 0:
-            log = math.log(norms[order[position_in(ascending, entries[CLIENT, i])]])
-            changes[found] = log - values[LOG, i]
-            found += log <= bound
-    if found == 0:
-        return 0.0
-    return GAIN * min(max(float(np.median(changes[:found])), -LARGEST_CHANGE), LARGEST_CHANGE)
+def _store(
+    window: Any, bounds: Any, outliers: Any, clients: IntArray, logs: FloatArray, rates: FloatArray
+) -> None:
+    """Put in the last norm of each of ``clients``, ``REMEMBERED`` at most; the others follow."""
+    bounds.replies += clients.size
+    clients, logs, rates = clients[-REMEMBERED:], logs[-REMEMBERED:], rates[-REMEMBERED:]
+    change = _take_out(window, bounds, clients, logs, outliers, REMEMBERED - clients.size)
+    for i in range(bounds.size):
+        window[i].log = min(max(window[i].log + change, LEAST_LOG), -LEAST_LOG)
+    for i in range(outliers.size):
+        outliers[i].log = min(max(outliers[i].log + change, LEAST_LOG), -LEAST_LOG)
+    order, old = np.argsort(logs), bounds.size - 1
+    bounds.size += clients.size
+    for i in range(clients.size - 1, -1, -1):  # merge, from the back
+        new = order[i]
+        while old >= 0 and window[old].log > logs[new]:
+            window[old + i + 1] = window[old]
+            old -= 1
+        entry = window[old + i + 1]
+        entry.client, entry.before = clients[new], bounds.replies - clients.size + new
+        entry.log, entry.rate = logs[new], rates[new]
 
 
 @njit(cache=True)
@@ -179,73 +157,51 @@ def quantiles(weights: FloatArray, first: float, second: float) -> tuple[int, in
 
 
 @njit(cache=True)
-def even_quantile(size: int, level: float) -> int:
-    """The same place for equal weights."""
-    return int(max(math.ceil(level * size * (1.0 - 1e-12)), 1)) - 1
-
-
-@njit(cache=True)
-def bounds_of(logs: FloatArray, weights: FloatArray, factors: FloatArray, bounds: FloatArray) -> None:
+def _bounds_of(bounds: Any, logs: FloatArray, weights: FloatArray) -> None:
     r"""Compute the bounds by ascending ``logs`` with ``weights``, and by the logs alone; the smaller count.
 
-    With a factor f and a fence e, of ``factors``, a bound is :math:`Q_9 \max(f, (Q_9 / Q_2)^e)`.
+    With a factor f and a fence e a bound is :math:`Q_9 \max(f, (Q_9 / Q_2)^e)`.
 
     With weights, a client that is drawn often counts no more than the others; but then a client that is
     hardly ever drawn counts for many. Neither may decide alone.
     """
-    bounds[:] = np.inf
+    bounds.outlier = bounds.clip = np.inf
     level = NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE
-    even = even_quantile(logs.size, 0.5), even_quantile(logs.size, level)
-    for middle, high in (quantiles(weights, 0.5, level), even):
+    for one in (weights, np.ones(logs.size)):
+        middle, high = quantiles(one, 0.5, level)
         spread = logs[high] - logs[middle]
-        bounds[CLIP] = min(bounds[CLIP], logs[high] + max(factors[2], factors[3] * spread))
-        outlier = logs[high] + max(factors[0], factors[1] * spread)
-        if outlier < bounds[OUTLIER]:
-            bounds[OUTLIER] = outlier
+        bounds.clip = min(bounds.clip, logs[high] + max(bounds.clip_factor, bounds.fence * spread))
+        outlier = logs[high] + max(bounds.outlier_factor, bounds.outlier_fence * spread)
+        if outlier < bounds.outlier:
+            bounds.outlier = outlier
             # a third quartile says too little of the tail
-            bounds[DEVIATION] = UNCERTAINTY * spread / NORMAL_DECILE if logs.size >= FEW else 0.0
-    bounds[OUTLIER] = min(bounds[OUTLIER], bounds[CLIP])
+            bounds.deviation = UNCERTAINTY * spread / NORMAL_DECILE if logs.size >= FEW else 0.0
+        bounds.median = logs[middle]  # in the end that of the logs alone
+    bounds.outlier = min(bounds.outlier, bounds.clip)
 
 
 @njit(cache=True)
-def judge(
-    entries: IntArray, values: FloatArray, counters: IntArray, factors: FloatArray, bounds: FloatArray
-) -> None:
-    """Compute the bounds; inf without a norm.
+def judge_alone(bounds_array: Any, logs: FloatArray) -> None:
+    """Compute the bounds by ``logs``, all of one weight."""
+    bounds = bounds_array[0]
+    _bounds_of(bounds, np.sort(logs), np.ones(logs.size))
+
+
+@njit(cache=True)
+def judge(bounds_array: Any, window: Any) -> None:
+    """Compute the bounds by the window; inf without a norm.
 
     A client that is drawn often is more likely to be in the window: with probability r for each reply it is
     among the last T with about min(1, r T), and counts for the inverse.
     """
-    size = counters[SIZE]
-    if size:
-        span = counters[REPLIES] - entries[BEFORE, :size].min()
-        weights = 1.0 / np.minimum(span * values[RATE, :size], 1.0)
-        bounds_of(values[LOG, :size], weights, factors, bounds)
+    bounds = bounds_array[0]
+    if bounds.size:
+        entries = window[: bounds.size]
+        span = bounds.replies - entries.before.min()
+        _bounds_of(bounds, entries.log, 1.0 / np.minimum(span * entries.rate, 1.0))
     else:
-        bounds[:] = np.inf
-
-
-@njit(cache=True)
-def forget(
-    entries: IntArray,
-    values: FloatArray,
-    counters: IntArray,
-    factors: FloatArray,
-    bounds: FloatArray,
-    clients: IntArray,
-) -> None:
-    """Take out ``clients`` (ascending)."""
-    _keep(entries, values, counters, _not_among(entries[CLIENT, : counters[SIZE]], clients))
-    judge(entries, values, counters, factors, bounds)
-
-
-@njit(cache=True)
-def all_below(clients: IntArray, end: int, norms: FloatArray, bound: float) -> bool:
-    """Whether all clients are below ``end``, and no norm is above the bound."""
-    for i in range(clients.size):  # noqa: SIM110 - numba has no generator expressions
-        if clients[i] >= end or norms[i] > bound:
-            return False
-    return True
+        bounds.outlier = bounds.clip = bounds.median = np.inf
+        bounds.deviation = 0.0
 
 
 @njit(cache=True)
@@ -257,128 +213,53 @@ def _average(log_mean: float, log: float, count: int) -> float:
 
 
 @njit(cache=True)
-def _log_of(norm: float, clip: float) -> float:
-    """The logarithm of a norm, which counts for at most the clip."""
-    return min(math.log(max(norm, LEAST_NORM)), clip)
-
-
-@njit(cache=True)
-def _joining(
-    entries: IntArray,
-    values: FloatArray,
-    counters: IntArray,
-    bounds: FloatArray,
-    clients: IntArray,
-    norms: FloatArray,
-    outliers: IntArray,
-) -> tuple[IntArray, FloatArray]:
-    """Those of a cohort and of the window above the bound that are no outliers yet, and their logarithms."""
-    bound, clip = bounds[OUTLIER], bounds[CLIP]
-    first = np.searchsorted(values[LOG, : counters[SIZE]], bound, side="right")
-    older = entries[CLIENT, first : counters[SIZE]]
-    joined, logs = np.empty(clients.size + older.size, dtype=np.int64), np.empty(clients.size + older.size)
-    joining, surely_below = 0, math.exp(min(bound, LARGEST_LOG)) * (1.0 - 1e-9)
-    for i in range(clients.size):
-        if norms[i] < surely_below:  # most of them: a logarithm takes longer
+def _outliers_now(bounds: Any, window: Any, outliers: Any, clients: IntArray, logs: FloatArray) -> Any:
+    """Who is an outlier: of those before, who has a mean above the bound; else who is above it, of a cohort
+    and of who else is in the window."""
+    found: Any = np.empty(outliers.size + clients.size + bounds.size, dtype=OUTLIER)
+    count = 0
+    for i in range(outliers.size):
+        found[count] = outliers[i]
+        count += outliers[i].log > bounds.outlier
+    for i in range(clients.size + bounds.size):
+        heard = i < clients.size
+        client = clients[i] if heard else window[i - clients.size].client
+        log = logs[i] if heard else window[i - clients.size].log
+        if log <= bounds.outlier or position_in(outliers.client, client) >= 0:
             continue
-        log = _log_of(norms[i], clip)
-        if log > bound and position_in(outliers, clients[i]) < 0:
-            joined[joining], logs[joining] = clients[i], log
-            joining += 1
-    for i in range(older.size):
-        if position_in(outliers, older[i]) < 0 and not (clients == older[i]).any():
-            joined[joining], logs[joining] = older[i], min(values[LOG, first + i], clip)
-            joining += 1
-    return joined[:joining], logs[:joining]
+        if heard or not (clients == client).any():
+            found[count].client, found[count].count, found[count].log = client, 1, min(log, bounds.clip)
+            count += 1
+    return found[np.argsort(found[:count].client)]
 
 
 @njit(cache=True)
 def remember(
-    entries: IntArray,
-    values: FloatArray,
-    counters: IntArray,
-    factors: FloatArray,
-    bounds: FloatArray,
+    bounds_array: Any,
+    window: Any,
+    outliers: Any,
     clients: IntArray,
     counts: IntArray,
     weights: FloatArray,
     norms: FloatArray,
-    outliers: IntArray,
-    outlier_means: FloatArray,
-    outlier_counts: IntArray,
-) -> tuple[bool, bool]:
+) -> tuple[bool, bool, Any]:
     """Store the replies of a cohort, and compute the bounds and the means of the outliers.
 
-    Whether anybody is above the bound of outliers, and whether there are others now: ``note_outliers``.
+    Whether norms are to be clipped; whether there are other outliers now, and these.
     """
-    above_zero = norms > 0.0
+    bounds, above_zero = bounds_array[0], norms > 0.0
+    logs = np.log(np.maximum(norms, LEAST_NORM))
     if above_zero.any():
         rates = counts[above_zero] / weights[above_zero] / above_zero.sum()
-        heard, told = clients[above_zero], norms[above_zero]
-        counters[REPLIES] += max(heard.size - REMEMBERED, 0)
-        heard, told, rates = heard[-REMEMBERED:], told[-REMEMBERED:], rates[-REMEMBERED:]
-        size = counters[SIZE]
-        change = _change(entries, values, size, heard, told, outliers, bounds[OUTLIER])
-        for i in range(size):
-            values[LOG, i] = min(max(values[LOG, i] + change, LEAST_LOG), -LEAST_LOG)
-        for i in range(outlier_means.size):
-            outlier_means[i] = min(max(outlier_means[i] + change, LEAST_LOG), -LEAST_LOG)
-        _store(entries, values, counters, heard, told, rates)
-        judge(entries, values, counters, factors, bounds)
-    largest = math.log(norms.max()) if above_zero.any() else -np.inf
-    if counters[SIZE]:
-        largest = max(largest, values[LOG, counters[SIZE] - 1])
-    anybody = bool(largest > bounds[OUTLIER])
-    if outliers.size:
-        new = _not_among(clients, outliers)
-        for i in range(clients.size):
-            if not new[i]:
-                place = position_in(outliers, clients[i])
-                outlier_counts[place] += 1
-                log = _log_of(norms[i], bounds[CLIP])
-                outlier_means[place] = _average(outlier_means[place], log, outlier_counts[place])
-    others = not (outlier_means > bounds[OUTLIER]).all()
-    if anybody and not others:
-        joined, _ = _joining(entries, values, counters, bounds, clients, norms, outliers)
-        others = joined.size > 0
-    return anybody, others
-
-
-@njit(cache=True)
-def note_outliers(
-    entries: IntArray,
-    values: FloatArray,
-    counters: IntArray,
-    factors: FloatArray,
-    bounds: FloatArray,
-    clients: IntArray,
-    norms: FloatArray,
-    outliers: IntArray,
-    means: FloatArray,
-    counts: IntArray,
-    hints: IntArray,
-) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
-    """The outliers, ascending, and of each the logarithm of the root mean square of its norms since, and
-    their number.
-
-    The last of the arrays are ``hints`` for their look-up, -1 for those that join.
-    Those of the window and of a cohort above the bound join. One leaves when its mean is below the bound, as
-    that is now.
-    """
-    joined, logs = _joining(entries, values, counters, bounds, clients, norms, outliers)
-    joining, bound = joined.size, bounds[OUTLIER]
-    order = np.argsort(joined)
-    room = outliers.size + joining
-    new_outliers, new_counts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
-    new_means, new_hints = np.empty(room), np.empty(room, dtype=np.int64)
-    size = added = 0
-    for old in range(outliers.size + 1):
-        while added < joining and (old == outliers.size or joined[order[added]] < outliers[old]):
-            new_outliers[size], new_means[size] = joined[order[added]], logs[order[added]]
-            new_counts[size], new_hints[size] = 1, -1
-            size, added = size + 1, added + 1
-        if old < outliers.size and means[old] > bound:
-            new_outliers[size], new_means[size] = outliers[old], means[old]
-            new_counts[size], new_hints[size] = counts[old], hints[old]
-            size += 1
-    return new_outliers[:size], new_means[:size], new_counts[:size], new_hints[:size]
+        _store(window, bounds, outliers, clients[above_zero], logs[above_zero], rates)
+        judge(bounds_array, window)
+    clip = False
+    for i in range(clients.size):
+        clip |= logs[i] > (bounds.clip if clients[i] < bounds.newcomers else bounds.outlier)
+        place = position_in(outliers.client, clients[i]) if outliers.size else -1
+        if place >= 0:
+            one = outliers[place]
+            one.count += 1
+            one.log = _average(one.log, min(logs[i], bounds.clip), one.count)
+    now: Any = _outliers_now(bounds, window, outliers, clients, logs)
+    return clip, not np.array_equal(now.client, outliers.client), now

@@ -16,10 +16,10 @@ from sortition.core.simplex import LARGEST_STEP
 from sortition.core.state import array, check, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
-from sortition.engine.clients import Roster, masses_of, named_prior
+from sortition.engine.clients import Roster, masses_of, named_prior, slots_of
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.limit import limit_learnt
-from sortition.engine.mixture import VANISHING, ExpertMixture, find_slots, mark_seen, see
+from sortition.engine.mixture import VANISHING, ExpertMixture, mark_seen, see
 from sortition.engine.sumtree import TreeArrays
 
 ONLY_FIRST = np.array([0.0, -np.inf])
@@ -197,7 +197,6 @@ def limit_outliers(
     outliers: IntArray,
     weights: FloatArray,
     share: float,
-    hints: IntArray,
     prior_fields: Fields,
     places: IntArray,
     ratios: FloatArray,
@@ -206,10 +205,8 @@ def limit_outliers(
     """``limit_learnt`` of clients that are there."""
     prior = named_prior(prior_fields)
     own = masses_of(prior, outliers) / prior.total
-    find_slots(places, outliers, hints)
-    found: tuple[float, float, float, FloatArray] = limit_learnt(
-        learnt_shares(own, hints, ratios, experts), own, weights, share
-    )
+    q = learnt_shares(own, slots_of(places, outliers), ratios, experts)
+    found: tuple[float, float, float, FloatArray] = limit_learnt(q, own, weights, share)
     return found
 
 
@@ -246,24 +243,17 @@ class ReweightedPrior(LogRatioMixture):
         """The second expert's probabilities."""
         return self.roster.shares(clients)
 
-    def look_up_learnt(self, clients: IntArray, hints: IntArray) -> FloatArray:
-        """The first expert's probabilities; ``hints`` become the slots of ``clients``."""
+    def look_up_learnt(self, clients: IntArray) -> FloatArray:
+        """The first expert's probabilities."""
         _, scales, bases = self.expert_fields
-        return self._look_up(clients, (ONLY_FIRST, scales, bases), hints)
+        return self._look_up(clients, (ONLY_FIRST, scales, bases))
 
     def limit_learnt(
-        self, clients: IntArray, weights: FloatArray, share: float, hints: IntArray
+        self, clients: IntArray, weights: FloatArray, share: float
     ) -> tuple[float, float, float, FloatArray]:
         """The same as that of the base class, in one call of a kernel."""
         found: tuple[float, float, float, FloatArray] = limit_outliers(
-            clients,
-            weights,
-            share,
-            hints,
-            self.roster.fields,
-            self.places,
-            self.trees.ratios,
-            self.expert_fields,
+            clients, weights, share, self.roster.fields, self.places, self.trees.ratios, self.expert_fields
         )
         return found
 

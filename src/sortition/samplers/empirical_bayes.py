@@ -78,7 +78,7 @@ class EmpiricalBayesSampler(BaseSampler):
         """The chance to reply of all clients, by id, or of ``clients``: a mean over their last draws.
 
         A client that was never drawn has that of all clients. One that has missed so many draws in a row that
-        it seems to have gone has next to 0, until it replies. If nobody replied, nobody is given up.
+        it seems to have gone has next to 0, until it replies. A round without any reply gives nobody up.
         """
         slots, seen = self._records(clients)
         tried = (slots >= 0) & (seen["tries"] > 0.0)
@@ -115,7 +115,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._compare_sizes()
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
-        shares = NOBODY if self._guard is None else self._guard.shares(self._distribution, self._weights)
+        shares = NOBODY if self._guard is None else self._guard.shares(self._weights)
         learnt = self._room_for(len(cohort.clients))
         taken = learn(
             self._people,
