@@ -99,37 +99,36 @@ def test_an_honest_run_is_the_same_to_the_bit(name: str) -> None:
 # The window and the bounds ------------------------------------------------------------------------------
 
 
-def common_change(
-    window: dict[int, float], cohort: Cohort, norms: FloatArray, outliers: list[int], bound: float
-) -> float:
-    """The factor by which all norms in the window have changed, by those that are heard again."""
-    above = [i for i in range(len(norms)) if norms[i] > 0.0][-REMEMBERED:]
-    told = {int(cohort.clients[i]): float(norms[i]) for i in above if norms[i] <= bound}
-    changes = [np.log(norm / window[c]) for c, norm in told.items() if c in window and c not in outliers]
-    return float(np.exp(0.2 * np.clip(np.median(changes), -2.0, 2.0))) if changes else 1.0
-
-
 class PlainWindow:
     """The specification: a dictionary in the order of the last replies."""
 
     def __init__(self) -> None:
         self.norms: dict[int, tuple[float, float, int]] = {}  # client -> norm, rate, replies before
-        self.replies = 0
+        self.replies, self.trend = 0, 0.0
 
-    def remember(self, cohort: Cohort, norms: FloatArray, outliers: list[int], bound: float) -> None:
-        window = {client: norm for client, (norm, _, _) in self.norms.items()}
-        change = common_change(window, cohort, norms, outliers, bound)
-        self.norms = {client: (change * norm, *rest) for client, (norm, *rest) in self.norms.items()}
+    def remember(self, cohort: Cohort, norms: FloatArray, outliers: list[int], bound: float) -> float:
+        """Store the replies; by what factor all norms heard before have changed."""
         above = [i for i in range(len(norms)) if norms[i] > 0.0]
-        for i in above:
-            client = int(cohort.clients[i])
-            rate = cohort.counts[i] / cohort.weights[i] / len(above)
-            self.norms.pop(client, None)
-            self.norms[client] = (float(norms[i]), rate, self.replies)
-            self.replies += 1
-        if above:
-            newest = list(self.norms.items())[-REMEMBERED:]
-            self.norms = {c: entry for c, entry in newest if entry[2] >= self.replies - OUTDATED}
+        if not above:
+            return 1.0
+        told = {int(cohort.clients[i]): float(norms[i]) for i in above[-REMEMBERED:]}
+        changes = [
+            np.log(norm / self.norms[client][0])
+            for client, norm in told.items()
+            if client in self.norms and client not in outliers and norm <= bound
+        ]
+        rates = {int(cohort.clients[i]): cohort.counts[i] / cohort.weights[i] / len(above) for i in above}
+        self.replies += len(above)
+        others = [(client, entry) for client, entry in self.norms.items() if client not in told]
+        others = [(c, entry) for c, entry in others if entry[2] >= self.replies - OUTDATED]
+        others = others[max(len(others) + len(told) - REMEMBERED, 0) :]
+        change = 0.2 * float(np.clip(np.median(changes), -2.0, 2.0)) if changes else 0.0
+        self.trend += change / (len(others) + len(told))
+        factor = float(np.exp(change + self.trend * len(told)))
+        self.norms = {client: (factor * norm, *rest) for client, (norm, *rest) in others}
+        for before, (client, norm) in enumerate(told.items(), self.replies - len(told)):
+            self.norms[client] = (norm, rates[client], before)
+        return factor
 
     def forget(self, clients: list[int]) -> None:
         for client in clients:
@@ -141,7 +140,8 @@ class PlainWindow:
         entries = sorted(self.norms.values())
         span = self.replies - min(before for _, _, before in entries)
         found = []
-        for weights in ([1.0 / min(span * rate, 1.0) for _, rate, _ in entries], [1.0] * len(entries)):
+        chances = [1.0 - math.exp(-span * rate) for _, rate, _ in entries]
+        for weights in ([1.0 / chance for chance in chances], [1.0] * len(entries)):
             cumulated = np.cumsum(weights) / np.sum(weights)
             level = 0.9 if len(entries) >= FEW else 0.75
             median, high = (entries[int(np.argmax(cumulated >= x - 1e-12))][0] for x in (0.5, level))
@@ -546,14 +546,15 @@ def test_outliers_are_what_the_specification_says(seed: int, clients: int) -> No
     """Who they are and their means, after cohorts of any size and norms that change by orders."""
     rng = np.random.default_rng(seed)
     fast, plain = GuardState(Guard(outlier_factor=1.5, clip_factor=10.0), clients), PlainOutliers()
+    window = PlainWindow()
     for t in range(15):
         size = int(rng.integers(1, min(clients, 600)))
         cohort = cohort_of(rng.permutation(clients)[:size].tolist(), round_index=t)
         norms = np.where(rng.random(size) < 0.1, 0.0, np.exp(rng.normal(rng.normal(), 1.5, size)))
-        before = window_of(fast), cohort, norms, fast.outliers.tolist(), fast.outlier_bound
+        change = window.remember(cohort, norms, fast.outliers.tolist(), fast.outlier_bound)
         fast.judge(cohort, norms)
         bounds = np.exp([fast._bounds[name][0] for name in ("outlier", "clip")])
-        plain.note(cohort, norms, window_of(fast), bounds, common_change(*before))
+        plain.note(cohort, norms, window_of(fast), bounds, change)
         assert fast.outliers.tolist() == sorted(plain.norms)
         expected = [np.log(root_mean_square(plain.norms[client])) for client in sorted(plain.norms)]
         assert fast._outliers["log"] == pytest.approx(expected, abs=1e-9)

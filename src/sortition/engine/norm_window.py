@@ -28,7 +28,10 @@ LEAST_LOG = -744.0
 """The logarithm of about the least double."""
 LEAST_NORM = math.exp(LEAST_LOG)
 GAIN, LARGEST_CHANGE = 0.2, 2.0
-"""All logarithms follow by this part of a cohort's median change, of which at most so much counts."""
+"""All logarithms follow by this part of a cohort's median change, of which at most so much counts. The trend
+follows by the same part in the time in which the window is heard once."""
+CERTAIN = 30.0
+"""A client that should have replied this many times is in the window."""
 UNCERTAINTY = 1.15
 """The deviation of the logarithms may be this multiple of what quantiles say."""
 
@@ -42,12 +45,12 @@ SETTINGS = ("outlier_factor", "outlier_fence", "clip_factor", "fence")
 BOUNDS = np.dtype(
     [
         *((name, np.int64) for name in ("newcomers", "size", "replies")),
-        *((name, np.float64) for name in (*SETTINGS, "outlier", "clip", "deviation", "median")),
+        *((name, np.float64) for name in (*SETTINGS, "trend", "outlier", "clip", "deviation", "median")),
     ]
 )
 """One record: the id from which on clients are newcomers, the size of the window, all replies above zero so
-far, the settings, factors as logarithms; then what is made of the window: two bounds, the deviation of the
-logarithms, at most, and their median."""
+far; the settings, factors as logarithms; the trend of all logarithms, a reply; then what is made of the
+window: two bounds, the deviation of the logarithms, at most, and their median."""
 
 
 @njit(cache=True)
@@ -88,7 +91,8 @@ def _take_out(
     """Take out ``clients`` and the oldest, until there is ``room``; by how much all norms have changed.
 
     That is a part of the median change of the logarithms of the ``clients`` that were heard before, are no
-    outliers and are not above the bound of outliers now.
+    outliers and are not above the bound of outliers now; and the trend, which leaves nothing of such changes
+    in the long run.
     """
     order = np.argsort(clients)
     ascending, digits = clients[order], _digits_of(clients)
@@ -106,10 +110,12 @@ def _take_out(
         for i in range(size):
             window[kept] = window[i]
             kept += window[i].before > oldest
-    bounds.size = kept
-    if again == 0:
-        return 0.0
-    return GAIN * min(max(float(np.median(changes[:again])), -LARGEST_CHANGE), LARGEST_CHANGE)
+    change, bounds.size = 0.0, kept
+    if again:
+        change = GAIN * min(max(float(np.median(changes[:again])), -LARGEST_CHANGE), LARGEST_CHANGE)
+        trend = bounds.trend + change / (kept + clients.size)
+        bounds.trend = min(max(trend, -LARGEST_CHANGE), LARGEST_CHANGE)
+    return float(change + bounds.trend * clients.size)
 
 
 @njit(cache=True)
@@ -192,13 +198,18 @@ def judge(bounds_array: Any, window: Any) -> None:
     """Compute the bounds by the window; inf without a norm.
 
     A client that is drawn often is more likely to be in the window: with probability r for each reply it is
-    among the last T with about min(1, r T), and counts for the inverse.
+    among the last T with 1 - exp(-r T), and counts for the inverse.
     """
     bounds = bounds_array[0]
     if bounds.size:
         entries = window[: bounds.size]
         span = bounds.replies - entries.before.min()
-        _bounds_of(bounds, entries.log, 1.0 / np.minimum(span * entries.rate, 1.0))
+        weights = np.ones(bounds.size)
+        for i in range(bounds.size):
+            expected = span * entries[i].rate
+            if expected < CERTAIN:
+                weights[i] = -1.0 / math.expm1(-expected)
+        _bounds_of(bounds, entries.log, weights)
     else:
         bounds.outlier = bounds.clip = bounds.median = np.inf
         bounds.deviation = 0.0

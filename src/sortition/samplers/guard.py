@@ -28,13 +28,13 @@ import numpy as np
 from sortition.core.cohort import Cohort
 from sortition.core.errors import StateError
 from sortition.core.guard_settings import LARGEST_LOG, Guard, Hits, Suspect, hits_in, suspects_of
-from sortition.core.state import array, check, count
+from sortition.core.state import array, check, count, number
 from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.engine import norm_window
 from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
-from sortition.engine.norm_window import BOUNDS, ENTRY, NORMAL_DECILE, OUTLIER, REMEMBERED
+from sortition.engine.norm_window import BOUNDS, ENTRY, LARGEST_CHANGE, NORMAL_DECILE, OUTLIER, REMEMBERED
 
 LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 MOST = 0.5
@@ -234,6 +234,7 @@ class GuardState:
             "guard.first_drawn": np.concatenate([np.zeros((2, 0), dtype=np.int64), *drawn], axis=1),
             "guard.first_told": np.concatenate([np.zeros((3, 0)), *told], axis=1),
             "guard.replies": int(self._bounds["replies"][0]),
+            "guard.trend": float(self._bounds["trend"][0]),
             **{f"guard.window_{name}": self._entries[name].copy() for name in ENTRY.names or ()},
             **{f"guard.outlier_{name}": self._outliers[name].copy() for name in OUTLIER.names or ()},
             "guard.suspects": np.array(list(self._hits), dtype=np.int64),
@@ -262,6 +263,7 @@ class GuardState:
         right = (np.abs(logs) <= -LOWEST_LOG) & (np.diff(logs, prepend=-math.inf) >= 0.0)
         check("guard.window_log", logs, right, "ascending logarithms of doubles")
         check("guard.outlier_log", means, np.abs(means) <= -LOWEST_LOG, "logarithms of doubles")
+        guard._bounds["trend"] = number(state, "guard.trend", least=-LARGEST_CHANGE, most=LARGEST_CHANGE)
         guard._set_window(window, replies)
         guard._outliers = outliers
         guard._hits = hits_in(state)
