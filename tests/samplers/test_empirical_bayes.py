@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition import ConfigurationError, EmpiricalBayesSampler, Sampler, default_sampler
-from sortition.core.beliefs import LEAST_SHARE, LOWEST, PRIOR_UNIFORM, Beliefs
+from sortition.core.beliefs import LEAST_SHARE, LOWEST, PRIOR_UNIFORM, Beliefs, without_size
 from sortition.core.designs import Design
 from sortition.core.variance import log_feedback
 
@@ -154,7 +154,8 @@ def test_the_kernel_equals_its_specification(
         norms[gone & (cohort.clients < 3 * (1 + round_index // 15))] = np.nan  # 3 never reply, others stop
         norms[gone & (round_index % 9 == 8)] = np.nan  # nobody replies
         replied = ~np.isnan(norms)
-        beliefs.miss(cohort.clients[~replied], not replied.any())
+        if not replied.all():
+            beliefs.miss(cohort.clients[~replied])
         heard = cohort.replied(replied)
         if replied.any():
             beliefs.learn(heard.clients, heard.weights, log_feedback(shares[heard.clients], norms[replied]))
@@ -292,16 +293,29 @@ def test_clients_that_reply_now_and_then_are_rarely_given_up() -> None:
     assert np.mean(gone) < 0.1
 
 
-def test_an_outage_gives_nobody_up() -> None:
-    """Nobody replies for 200 rounds: the misses of that time do not count, and all come back as they were."""
-    sampler = default_sampler(12, 3, seed=2)
+@pytest.mark.parametrize("cohort_size", [1, 3])
+def test_an_outage_gives_nobody_up(cohort_size: int) -> None:
+    """Nobody replies for 200 rounds: of the misses of that time one counts, and all come back as before."""
+    sampler = default_sampler(12, cohort_size, seed=2)
     for round_index in range(300):
         cohort = sampler.draw()
-        sampler.observe(cohort, np.full(3, np.nan if round_index >= 100 else 1.0))
-    assert sampler._seen["misses"].max() == 0.0
-    for _ in range(40):
-        sampler.observe(sampler.draw(), np.ones(3))
+        sampler.observe(cohort, np.full(cohort_size, np.nan if round_index >= 100 else 1.0))
+    assert sampler._seen["misses"].max() == 1.0
+    for _ in range(120 // cohort_size):
+        sampler.observe(sampler.draw(), np.ones(cohort_size))
     assert sampler.probabilities().max() < 2.0 / 12
+
+
+def test_a_large_client_that_falls_silent_is_given_up_with_one_a_round() -> None:
+    """All that are drawn are silent then; but others reply in between. It had 3.5 times its prior."""
+    sampler, drawn = default_sampler(10, 1, seed=1), []
+    for round_index in range(400):
+        cohort = sampler.draw()
+        silent = round_index >= 100 and cohort.clients[0] == 0
+        sampler.observe(cohort, [np.nan if silent else 100.0 if cohort.clients[0] == 0 else 1.0])
+        drawn.append(cohort.clients[0] == 0)
+    assert sampler.probabilities([0])[0] < 1.5 / 10
+    assert np.sum(drawn[150:]) < 1.5 * 25
 
 
 def test_a_client_that_returns_is_back_at_its_place() -> None:
@@ -522,7 +536,7 @@ def test_the_population_is_of_those_that_have_not_left(moves: list[tuple[int, in
         "sizes": c,
         "square_sizes": c**2,
         "products": c * y,
-        "first_squares": np.exp(seen["first"] - people["slope"] * c),
+        "first_squares": without_size(seen["first"], people["slope"] * c),
     }.items():
         assert people[name] == pytest.approx(terms.sum(), rel=1e-9, abs=1e-9 * (1.0 + np.abs(terms).sum())), (
             name

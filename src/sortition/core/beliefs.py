@@ -21,6 +21,8 @@ DISCOVERY = 1.5
 """A round in which the prior's draws were worth more than this multiplies their share by that worth."""
 HOLD = 0.3
 """Otherwise the share falls, and losses are forgotten, by e^-hold in a *sweep*: M draws."""
+LEAST_LOSS = 1e-300
+"""An estimated loss is taken to be at least this: one divides by it."""
 LOSS_MEMORY = 0.9
 """Memory of the running loss, in rounds."""
 TRUST = (0.1, 3.0, 4.0)
@@ -169,12 +171,12 @@ class Beliefs:
         self._log = np.zeros(len(prior))  # h, of those that were drawn
         self._touched = np.zeros(len(prior), dtype=bool)
         self.chance, self.before = np.ones((2, len(prior)))  # the second: before the present misses in a row
-        self.tries, self.misses = np.zeros((2, len(prior)))
+        self.tries, self.misses, self.missed_at = np.zeros((3, len(prior)))
 
     @property
     def _sweep(self) -> float:
         """The part of a sweep that a round is."""
-        return self._cohort_size / len(self._prior)
+        return min(self._cohort_size / len(self._prior), 1.0)
 
     def learnt(self) -> FloatArray:
         """q."""
@@ -186,9 +188,9 @@ class Beliefs:
         """p."""
         return (1.0 - self.people.share) * self.learnt() + self.people.share * self._prior
 
-    def miss(self, clients: IntArray, outage: bool = False) -> None:
-        """``clients`` were drawn and did not reply; in an ``outage``, nobody of the cohort did."""
-        self._count(clients, 0.0, outage)
+    def miss(self, clients: IntArray) -> None:
+        """``clients`` were drawn and did not reply."""
+        self._count(clients, 0.0)
         self._follow_strangers()
         self._set(clients)
 
@@ -216,10 +218,11 @@ class Beliefs:
 
     # Details -----------------------------------------------------------------------------------------
 
-    def _count(self, clients: IntArray, reply: float, outage: bool = False) -> None:
+    def _count(self, clients: IntArray, reply: float) -> None:
         """A running mean of replies, which starts from all clients' chance.
 
-        In an outage nobody is taken to have gone.
+        A miss in a row counts if somebody has replied since the last one: while nobody does, nobody is taken
+        to have gone.
         """
         people = self.people
         people.drawn += len(clients)
@@ -230,7 +233,10 @@ class Beliefs:
         self.tries[clients] = np.minimum(np.where(new, first, self.tries[clients]) + 1.0, most)
         self.chance[clients] = before + (reply - before) / self.tries[clients]
         self.before[clients] = np.where(self.misses[clients] == 0.0, before, self.before[clients])
-        self.misses[clients] = 0.0 if reply else self.misses[clients] + (0.0 if outage else 1.0)
+        self.misses[clients] = (
+            0.0 if reply else self.misses[clients] + (self.missed_at[clients] < people.replied)
+        )
+        self.missed_at[clients] = people.replied
 
     def _weigh_prior(self, clients: IntArray, weights: FloatArray, log_feedback: FloatArray) -> None:
         r"""Raise the prior's share when its draws were worth more, or when what was learnt is no better.
@@ -265,7 +271,7 @@ class Beliefs:
         losses = parts / mixed
         people.learnt_loss = forgotten * people.learnt_loss + float(np.sum(losses))
         people.prior_loss = forgotten * people.prior_loss + float(np.sum(parts / prior))
-        odds = (people.learnt_loss / people.prior_loss) ** TRUST[2]
+        odds = (people.learnt_loss / max(people.prior_loss, LEAST_LOSS)) ** TRUST[2]
         people.share = max(people.discovered, LEAST_SHARE + (1.0 - LEAST_SHARE) * odds / (1.0 + odds))
         average = float((weights * mixed) @ varied / (weights @ mixed))
         squares = people.squares + SQUARES[0] * float(losses @ (varied - average))
@@ -310,7 +316,7 @@ class Beliefs:
 
         new, before = ~known, np.where(known, mean, 0.0)
         people.met += np.count_nonzero(new)
-        people.first_squares += float(np.sum(np.exp(x[new] - people.slope * c[new])))
+        people.first_squares += float(np.sum(without_size(x[new], people.slope * c[new])))
         people.sizes += float(np.sum(c[new]))
         people.square_sizes += float(np.sum(c[new] ** 2))
         people.means += float(np.sum(new_mean - before))
@@ -338,7 +344,7 @@ class Beliefs:
                 return
             people.slope, people.followed = self._slope(), people.met
             met = self.visits > 0.0
-            people.first_squares = float(np.sum(np.exp(self.first - people.slope * self._c)[met]))
+            people.first_squares = float(np.sum(without_size(self.first, people.slope * self._c)[met]))
         people.stranger = self._stranger() + math.log(people.chance)
 
     def _stranger(self) -> float:
@@ -369,6 +375,11 @@ def believed_chance(chance: FloatArray, before: FloatArray, misses: FloatArray) 
     """
     likely: FloatArray = (1.0 - np.minimum(before, SURE)) ** misses
     return np.asarray(np.maximum(chance * np.minimum(likely / GONE, 1.0), LEAST_CHANCE))
+
+
+def without_size(x: FloatArray, by_size: FloatArray) -> FloatArray:
+    """exp(x - B c), within the bounds of the logarithms."""
+    return np.asarray(np.exp(np.clip(x - by_size, LOWEST, HIGHEST)))
 
 
 def deviation(x: FloatArray, mean: FloatArray) -> FloatArray:

@@ -16,6 +16,7 @@ from sortition.core.state import array, check
 from sortition.core.validation import named_keywords, positive_number
 
 LARGEST_LOG = math.log(np.finfo(float).max)
+MOST_HITS = 2**62
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,7 +74,7 @@ def hits_in(state: Mapping[str, Any]) -> Hits:
     suspects = array(state, "guard.suspects", np.int64, (None,))
     hits = array(state, "guard.hits", np.int64, (len(suspects),))
     worst = array(state, "guard.excesses", np.float64, (len(suspects),))
-    check("guard.hits", hits, hits > 0, "above 0")
+    check("guard.hits", hits, (hits > 0) & (hits <= MOST_HITS), f"from 1 to {MOST_HITS}")
     check("guard.excesses", worst, (worst >= 0.0) & np.isfinite(worst), "finite and not negative")
     return dict(zip(suspects.tolist(), zip(hits.tolist(), worst.tolist(), strict=True), strict=True))
 

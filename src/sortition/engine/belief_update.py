@@ -26,6 +26,7 @@ from sortition.core.beliefs import (
     LARGEST_DEVIATION,
     LEAST_CHANCE,
     LEAST_GAIN,
+    LEAST_LOSS,
     LEAST_SHARE,
     LEAST_SPREAD,
     LEAST_VISITS,
@@ -49,12 +50,12 @@ PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
 """One record: ``core.beliefs.Population``."""
 CLIENT_FIELDS = (
     *("mean", "square", "visits", "surprise", "first", "size"),
-    *("chance", "tries", "before", "misses", "drawn", "replied"),
+    *("chance", "tries", "before", "misses", "missed_at", "drawn", "replied"),
 )
 CLIENT = np.dtype([(name, np.float64) for name in CLIENT_FIELDS])
 """A record for each slot: y and z over n visits, last surprise, first x, c; the chance to reply over the last
-tries and before the present misses in a row, these misses, and how often the client was drawn and has replied
-in all."""
+tries and before the present misses in a row, these misses, the replies of all when the last draw was counted,
+and how often the client was drawn and has replied in all."""
 
 
 @njit(cache=True)
@@ -65,6 +66,11 @@ def _bounded(value: float, least: float, most: float) -> float:
 @njit(cache=True)
 def _deviation(x: float, mean: float) -> float:
     return 2.0 * math.expm1(0.5 * (x - mean))
+
+
+@njit(cache=True)
+def _without_size(x: float, by_size: float) -> float:
+    return math.exp(_bounded(x - by_size, LOWEST, HIGHEST))
 
 
 @njit(cache=True)
@@ -79,7 +85,7 @@ def _chance(people: Any) -> float:
 
 
 @njit(cache=True)
-def _count(people: Any, client: Any, reply: float, outage: bool, size: float) -> None:
+def _count(people: Any, client: Any, reply: float, size: float) -> None:
     """A running mean of replies, which starts from all clients' chance; ``people`` has the new reply."""
     if client.tries == 0.0:
         client.tries, client.chance, client.size = REPLIES[0], _chance(people), size
@@ -87,8 +93,9 @@ def _count(people: Any, client: Any, reply: float, outage: bool, size: float) ->
         client.before = client.chance
     if reply > 0.0:
         client.misses = 0.0
-    elif not outage:
+    elif client.missed_at < people.replied:
         client.misses += 1.0
+    client.missed_at = people.replied
     client.tries = min(client.tries + 1.0, REPLIES[1])
     client.chance += (reply - client.chance) / client.tries
     client.drawn += 1.0
@@ -144,7 +151,7 @@ def _weigh_prior(
     people.squares = _bounded(people.squares + SQUARES[0] * (slope - lost * average / total), 0.0, SQUARES[1])
     people.discovered *= worth if worth > DISCOVERY else forgotten
     people.discovered = _bounded(people.discovered, LEAST_SHARE, 1.0)
-    odds = (people.learnt_loss / people.prior_loss) ** TRUST[2]
+    odds = (people.learnt_loss / max(people.prior_loss, LEAST_LOSS)) ** TRUST[2]
     people.share = max(people.discovered, LEAST_SHARE + (1.0 - LEAST_SHARE) * odds / (1.0 + odds))
 
 
@@ -194,7 +201,7 @@ def _remember(people: Any, client: Any, x: float, away: float) -> None:
     c = client.size
     if client.visits == 0.0:
         client.mean, client.square, client.visits, client.surprise, client.first = x, x, 1.0, 0.0, x
-        people.first_squares += math.exp(x - people.slope * c)
+        people.first_squares += _without_size(x, people.slope * c)
         _include(people, client)
         return
     mean, visits, last = client.mean, client.visits, client.surprise
@@ -250,7 +257,7 @@ def _sum_first_squares(people: Any, seen: Any) -> None:
     people.first_squares = 0.0
     for client in seen:
         if client.visits > 0.0:
-            people.first_squares += math.exp(client.first - people.slope * client.size)
+            people.first_squares += _without_size(client.first, people.slope * client.size)
 
 
 @njit(cache=True)
@@ -289,7 +296,7 @@ def forget(people_array: Any, seen: Any, slots: IntArray) -> None:
             people.square_means -= client.mean**2
             people.products -= client.size * client.mean
             people.inverse_visits -= 1.0 / client.visits
-            people.first_squares -= math.exp(client.first - people.slope * client.size)
+            people.first_squares -= _without_size(client.first, people.slope * client.size)
             client.visits = 0.0
             people.blur += 1.0
     people.blur *= max(_lost(squares, people.square_means), _lost(sizes, people.square_sizes))
@@ -332,12 +339,11 @@ def miss(
     people_array: Any,
     seen: Any,
     clients: IntArray,
-    outage: bool,
     center: float,
     sizes_differ: bool,
     learnt: Fields,
 ) -> Taken:
-    """``Beliefs.miss``: ``clients`` were drawn and did not reply; in an ``outage``, nobody of the cohort did.
+    """``Beliefs.miss``: ``clients`` were drawn and did not reply.
 
     ``center`` is what the logarithms of prior masses are relative to in c, and ``learnt`` is
     ``ReweightedPrior.learnt_fields``.
@@ -347,7 +353,7 @@ def miss(
     log_masses = np.log(masses_of(prior, clients))
     people.drawn += slots.size
     for i in range(slots.size):
-        _count(people, seen[slots[i]], 0.0, outage, log_masses[i] - center)
+        _count(people, seen[slots[i]], 0.0, log_masses[i] - center)
     return count, new_own, *_take(people, seen, slots, unseen_mass, sizes_differ, learnt)
 
 
@@ -380,7 +386,7 @@ def learn(
     people.drawn += slots.size
     people.replied += slots.size
     for i in range(slots.size):
-        _count(people, seen[slots[i]], 1.0, False, log_masses[i] - center)
+        _count(people, seen[slots[i]], 1.0, log_masses[i] - center)
     log_feedback = log_feedback + log_unit
     x = log_feedback - 2.0 * log_masses
     something = log_feedback.max() > -np.inf

@@ -240,7 +240,7 @@ def _split(
         better = (cohort_size - np.count_nonzero(certain)) / left
         if better > max(MOST_DRAWS * cohort_size, num_clients):
             return None
-        if better <= scale * (1.0 + 1e-12):
+        if not better > scale * (1.0 + 1e-12):
             keep = p * scale > 0.5
             return scale, heavy[keep], np.minimum(1.0, scale * p[keep])
         scale = better

@@ -19,6 +19,9 @@ OUTDATED = 5000
 """A client's norm is forgotten after this many more replies of others."""
 FEW = 20
 """With fewer norms than this the third quartile stands for the ninth decile."""
+MANY = 50
+"""With fewer norms than this the clip is at most ``clip_factor`` times their median: a few liars can then be
+a tenth of all."""
 THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
 NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
@@ -30,6 +33,7 @@ LEAST_NORM = math.exp(LEAST_LOG)
 GAIN, LARGEST_CHANGE = 0.2, 2.0
 """All logarithms follow by this part of a cohort's median change, of which at most so much counts. The trend
 follows by the same part in the time in which the window is heard once."""
+ROUNDING = 1e-9
 CERTAIN = 30.0
 """A client that should have replied this many times is in the window."""
 UNCERTAINTY = 1.15
@@ -45,12 +49,12 @@ SETTINGS = ("outlier_factor", "outlier_fence", "clip_factor", "fence")
 BOUNDS = np.dtype(
     [
         *((name, np.int64) for name in ("newcomers", "size", "replies")),
-        *((name, np.float64) for name in (*SETTINGS, "trend", "outlier", "clip", "deviation", "median")),
+        *((name, np.float64) for name in (*SETTINGS, "trend", "outlier", "clip", "deviation")),
     ]
 )
 """One record: the id from which on clients are newcomers, the size of the window, all replies above zero so
 far; the settings, factors as logarithms; the trend of all logarithms, a reply; then what is made of the
-window: two bounds, the deviation of the logarithms, at most, and their median."""
+window: two bounds, and the deviation of the logarithms, at most."""
 
 
 @njit(cache=True)
@@ -124,7 +128,9 @@ def _store(
 ) -> None:
     """Put in the last norm of each of ``clients``, ``REMEMBERED`` at most; the others follow."""
     bounds.replies += clients.size
-    clients, logs, rates = clients[-REMEMBERED:], logs[-REMEMBERED:], rates[-REMEMBERED:]
+    if clients.size > REMEMBERED:  # some of them: by their ids, but in another order each time
+        some = np.argsort((clients * 2654435761 + bounds.replies * 40503) % 2**32)[:REMEMBERED]
+        clients, logs, rates = clients[some], logs[some], rates[some]
     change = _take_out(window, bounds, clients, logs, outliers, REMEMBERED - clients.size)
     for i in range(bounds.size):
         window[i].log = min(max(window[i].log + change, LEAST_LOG), -LEAST_LOG)
@@ -182,7 +188,8 @@ def _bounds_of(bounds: Any, logs: FloatArray, weights: FloatArray) -> None:
             bounds.outlier = outlier
             # a third quartile says too little of the tail
             bounds.deviation = UNCERTAINTY * spread / NORMAL_DECILE if logs.size >= FEW else 0.0
-        bounds.median = logs[middle]  # in the end that of the logs alone
+        if logs.size < MANY:
+            bounds.clip = min(bounds.clip, logs[middle] + bounds.clip_factor)
     bounds.outlier = min(bounds.outlier, bounds.clip)
 
 
@@ -211,7 +218,7 @@ def judge(bounds_array: Any, window: Any) -> None:
                 weights[i] = -1.0 / math.expm1(-expected)
         _bounds_of(bounds, entries.log, weights)
     else:
-        bounds.outlier = bounds.clip = bounds.median = np.inf
+        bounds.outlier = bounds.clip = np.inf
         bounds.deviation = 0.0
 
 
@@ -225,13 +232,13 @@ def _average(log_mean: float, log: float, count: int) -> float:
 
 @njit(cache=True)
 def _outliers_now(bounds: Any, window: Any, outliers: Any, clients: IntArray, logs: FloatArray) -> Any:
-    """Who is an outlier: of those before, who has a mean above the bound; else who is above it, of a cohort
-    and of who else is in the window."""
+    """Who is an outlier: of those before, who has a mean of at least the bound; else who is above it, of a
+    cohort and of who else is in the window."""
     found: Any = np.empty(outliers.size + clients.size + bounds.size, dtype=OUTLIER)
     count = 0
     for i in range(outliers.size):
         found[count] = outliers[i]
-        count += outliers[i].log > bounds.outlier
+        count += outliers[i].log >= bounds.outlier - ROUNDING  # a clipped norm may be just the bound
     for i in range(clients.size + bounds.size):
         heard = i < clients.size
         client = clients[i] if heard else window[i - clients.size].client

@@ -379,7 +379,7 @@ def draw_fixed_size(
         if left < LEAST_LEFT or number > size:
             return False, nothing
         better = (size - number) / left
-        if better <= c * (1.0 + 1e-12):
+        if not better > c * (1.0 + 1e-12):
             break
         c = better
 

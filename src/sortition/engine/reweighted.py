@@ -24,6 +24,8 @@ from sortition.engine.sumtree import TreeArrays
 
 ONLY_FIRST = np.array([0.0, -np.inf])
 """Logarithms of weights."""
+ROUNDING = 1e-6
+"""How far a number of a state may be from what it is made of, relative to it."""
 FURTHEST_LOG = 200.0
 """How far the largest logarithm may stand from the shift, either way, before all are shifted anew."""
 
@@ -347,6 +349,9 @@ class ReweightedPrior(LogRatioMixture):
         super().restore(state, experts=experts)
         if not self.prior_share > 0.0:
             raise StateError("state has 'log_expert_weights' that leave nothing to the prior")
+        _, scales, bases = self.experts
+        if not abs(bases[0] - self._unseen_ratio() * scales[0]) <= ROUNDING * bases[0]:
+            raise StateError(f"state has 'bases' = {bases[0]}, which is not what clients never drawn have")
 
     def _apply_share(self) -> None:
         with np.errstate(divide="ignore"):

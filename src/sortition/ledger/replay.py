@@ -83,7 +83,15 @@ class Replayed:
                 raise LedgerError(f"row {event.number} is of an unknown kind: {event.kind!r}")
         except LedgerError:
             raise
-        except (SortitionError, KeyError, AttributeError, TypeError, ValueError, MemoryError) as error:
+        except (
+            SortitionError,
+            KeyError,
+            AttributeError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            MemoryError,
+        ) as error:
             raise LedgerError(f"row {event.number} ({event.kind}) cannot be repeated: {error}") from error
 
     def _draw(self, event: Event) -> None:

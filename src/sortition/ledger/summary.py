@@ -134,7 +134,9 @@ def summarise(record: RunRecord) -> RunSummary:
     """Read the whole record, once."""
     present, changes, noted = PresentClients(record), [], Noted()
     inclusion = str(record.config.get("design")) in INCLUSION_DESIGNS
-    tally = Tally(present, record.cohort_size, inclusion=inclusion)
+    suspicion = suspicion_of(record)
+    lied = np.array([suspect.client for suspect in suspicion.suspects], dtype=np.int64)
+    tally = Tally(present, record.cohort_size, inclusion=inclusion, suspects=lied if len(lied) else None)
     first: float | None = None
     last, next_round = record.begun_at, record.first_round
     for event in record.events():
@@ -187,22 +189,23 @@ def summarise(record: RunRecord) -> RunSummary:
         last_event=last,
         clients=clients,
         changes=tuple(changes),
-        suspicion=suspicion_of(record),
+        suspicion=suspicion,
         seen_by_round=seen.astype(float),
         effective_by_round=effective,
         replies_by_round=replied,
         norms_by_round=np.full(len(medians), np.nan) if record.private else medians,
         logged=noted.logged,
-        gain=_gain(record, tally, present),
+        gain=_gain(record, tally, present, len(lied)),
     )
 
 
-def _gain(record: RunRecord, tally: Tally, present: PresentClients) -> Gain:
+def _gain(record: RunRecord, tally: Tally, present: PresentClients, suspects: int) -> Gain:
     if record.private:
         return Gain(unknown="not shown")
     if present.unknown or record.cohort_size is None:
         return Gain(unknown=present.unknown or "not known: the record does not say the cohort size")
-    return replace(gain_of(*tally.variances(), record.cohort_size), residuals=record.has_memory)
+    found = gain_of(*tally.variances(), record.cohort_size)
+    return replace(found, residuals=record.has_memory, suspects=suspects)
 
 
 def suspicion_of(record: RunRecord) -> Suspicion:

@@ -182,8 +182,17 @@ def _medians(sizes: IntArray, norms: FloatArray) -> tuple[IntArray, FloatArray]:
 class Tally:
     """Adds up the rows of draws and feedback, given one after another, in batches."""
 
-    def __init__(self, present: PresentClients, cohort_size: int | None, *, inclusion: bool) -> None:
+    def __init__(
+        self,
+        present: PresentClients,
+        cohort_size: int | None,
+        *,
+        inclusion: bool,
+        suspects: IntArray | None = None,
+    ) -> None:
         self.clients = ClientTable()
+        self._suspects = suspects
+        """Their norms are lies, it seems: the variances are those of the others."""
         self.open: dict[int, tuple[int, bytes, float, int, float]] = {}
         """Of each round that awaits feedback: its place among all rounds, its row, when it was drawn, and how
         many clients were there with which mass."""
@@ -263,9 +272,12 @@ class Tally:
             self.failures += int(sizes.sum() - replies.sum())
             self._replies_by_round.append((places, replies / np.where(sizes > 0, sizes, np.nan), medians))
             if not self._present.unknown and self._cohort_size is not None:
+                masses = self._present.masses(clients)
+                if self._suspects is not None:
+                    masses[np.isin(clients, self._suspects)] = 0.0
                 both = round_variances(
                     sizes,
-                    self._present.masses(clients),
+                    masses,
                     p,
                     weights,
                     norms,

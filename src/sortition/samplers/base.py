@@ -36,7 +36,7 @@ from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster, all_known, all_replied
 from sortition.engine.compiling import tell_who_waits
 from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
-from sortition.samplers.guard import GuardState, Replies
+from sortition.samplers.guard import GuardState
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
 STATE_VERSION = 8
@@ -156,8 +156,8 @@ class BaseSampler(ABC):
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Take back what ``_state`` gave, right after ``_begin``."""
 
-    def _miss(self, clients: IntArray, outage: bool) -> None:  # noqa: B027 - most need not know
-        """``clients`` were drawn and did not reply; in an ``outage``, nobody of the cohort did."""
+    def _miss(self, clients: IntArray) -> None:  # noqa: B027 - most need not know
+        """``clients`` were drawn and did not reply."""
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
         """Add newcomers to the distribution and return their ids; ``client_weights`` as they were given."""
@@ -247,31 +247,15 @@ class BaseSampler(ABC):
         if not complete:
             replied = ~np.isnan(values)
             here = ~replied & self._roster.present(cohort.clients) if self._roster.anybody_left else ~replied
-            outage = not replied.any()
-            self._miss(cohort.clients[here], outage)
-            if self._guard is not None and not outage:
-                self._guard.keep_silent(cohort, here)
+            self._miss(cohort.clients[here])
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)
         if len(heard.clients):
-            anew, judged = False, [(heard, values)]
             if self._guard is not None:
-                anew, judged = self._guard.judge(heard, values)
-            if anew:
-                self._learn_again(judged)
-            else:
-                self._learn(heard, self._weights.log_feedback(heard.clients, judged[0][1]))
+                values = self._guard.judge(heard, values)
+            self._learn(heard, self._weights.log_feedback(heard.clients, values))
         del self._open[cohort.round_index]
-
-    def _learn_again(self, told: Replies) -> None:
-        """Forget what was learnt, and learn this; norms that are nan are of clients that did not reply."""
-        self._begin()
-        for cohort, norms in told:
-            if np.isnan(norms).any():
-                self._miss(cohort.clients, outage=False)
-            else:
-                self._learn(cohort, self._weights.log_feedback(cohort.clients, norms))
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Learn from a cohort that another sampler drew; its weights say how it was drawn."""
@@ -523,7 +507,7 @@ class BaseSampler(ABC):
         guard = None if self._guard is None else self._guard.restored(state, roster.ids)
         if guard is not None and not roster.present(guard.clients()).all():
             raise StateError("state has a guard that remembers clients that have left")
-        noise = None if self._noise is None else self._noise.restored(state)
+        noise = None if self._noise is None else self._noise.restored(state, roster.ids)
         before, learnt = self._roster, self._state()
         self._roster = roster
         try:

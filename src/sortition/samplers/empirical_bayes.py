@@ -18,6 +18,7 @@ from sortition.core.beliefs import (
     SQUARES,
     Population,
     believed_chance,
+    without_size,
 )
 from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
@@ -126,15 +127,15 @@ class EmpiricalBayesSampler(BaseSampler):
             2.0 * math.log(self._weights.total),
             self._center,
             self._sizes_differ,
-            self._cohort_size / self._roster.count,
+            min(self._cohort_size / self._roster.count, 1.0),
             learnt,
             *shares,
         )
         self._take(*taken)
 
-    def _miss(self, clients: IntArray, outage: bool) -> None:
+    def _miss(self, clients: IntArray) -> None:
         learnt = self._room_for(len(clients))
-        self._take(*miss(self._people, self._seen, clients, outage, self._center, self._sizes_differ, learnt))
+        self._take(*miss(self._people, self._seen, clients, self._center, self._sizes_differ, learnt))
 
     def _room_for(self, more: int) -> Fields:
         """What a kernel changes, with room for ``more`` clients."""
@@ -221,6 +222,12 @@ class EmpiricalBayesSampler(BaseSampler):
         people = tuple(number(state, name, **LIMITS.get(name, {})) for name in PEOPLE_FIELDS)
         _check_sums(dict(zip(PEOPLE_FIELDS, people, strict=True)), seen)
         self._reweighted.restore(state)
+        masses = self._reweighted.trees.masses[: len(seen)]
+        here = (masses > 0.0) & (seen["tries"] > 0.0)
+        if not np.allclose(
+            seen["size"][here], np.log(masses[here]) - self._center, rtol=0.0, atol=SUM_TOLERANCE
+        ):
+            raise StateError("state has 'beliefs' with sizes that are not those of the clients")
         self._newcomers, self._apart = (number(state, name) > 0.0 for name in ("newcomers", "apart"))
         self._people = np.array([people], dtype=PEOPLE)
         self._seen = seen
@@ -258,8 +265,8 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     right &= bool(np.all((seen["replied"] >= 0.0) & (seen["replied"] <= seen["drawn"])))
     for name in ("visits", "tries"):
         right &= bool(np.all((seen[name] == 0.0) | ((seen[name] >= 1.0) & (seen[name] <= MOST))))
-    exponents = np.abs(seen["first"]) + np.abs(people["slope"] * seen["size"])
-    right &= bool(np.all(exponents <= LARGEST_EXPONENT) and np.all(np.abs(seen["mean"]) <= LARGEST_EXPONENT))
+    for name in ("first", "mean"):
+        right &= bool(np.all(np.abs(seen[name]) <= LARGEST_EXPONENT))
     right &= bool(np.all(seen["square"] >= seen["mean"] - SUM_TOLERANCE))
     right &= bool(np.all(np.abs(seen["square"]) <= LARGEST_EXPONENT / 2.0))
     if not right:
@@ -274,7 +281,7 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
         ("sizes", ones, c),
         ("square_sizes", c, c),
         ("products", c, y),
-        ("first_squares", ones, np.exp(seen["first"] - people["slope"] * c)),
+        ("first_squares", ones, without_size(seen["first"], people["slope"] * c)),
     ):
         found, largest = float(one @ other), float(np.linalg.norm(one) * np.linalg.norm(other))
         if not abs(people[name] - found) <= SUM_TOLERANCE * largest:

@@ -166,9 +166,9 @@ class PortfolioSampler(BaseSampler):
         for expert in self._expert_samplers:
             expert.check_leaving(leaving)
 
-    def _miss(self, clients: IntArray, outage: bool) -> None:
+    def _miss(self, clients: IntArray) -> None:
         for expert in self._expert_samplers:
-            expert._miss(clients, outage)
+            expert._miss(clients)
 
     def _learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         each = self._mixture.of_each(cohort.clients)

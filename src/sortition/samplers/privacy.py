@@ -32,6 +32,7 @@ from sortition.core.state import array, check, text
 from sortition.core.types import FloatArray
 from sortition.core.validation import named_keywords, number_between
 
+MOST_REPLIES = 2**62
 GRID = 2**20
 """G, the steps of the grid from 0 to the bound."""
 BITS = 128
@@ -147,7 +148,7 @@ class Noise:
         """
         bound = self.privacy.norm_bound
         numerator, denominator = (self.privacy.noise_multiplier * GRID).as_integer_ratio()
-        steps = np.rint(np.minimum(norms / bound, 1.0) * GRID)
+        steps = np.rint(np.minimum(norms, bound) / bound * GRID)
         noisy = np.full(len(norms), np.nan)  # for no reply
         for place in np.flatnonzero(~np.isnan(norms)).tolist():
             client, step = int(cohort.clients[place]), int(steps[place])
@@ -175,8 +176,8 @@ class Noise:
             "privacy.replies": np.array(list(self._replies.values()), dtype=np.int64),
         }
 
-    def restored(self, state: Mapping[str, Any]) -> Noise:
-        """The noise of ``state``."""
+    def restored(self, state: Mapping[str, Any], ids: int) -> Noise:
+        """The noise of ``state``, from a sampler with ``ids`` client ids."""
         noise = Noise(self.privacy, 0)
         key = text(state, "privacy.key")
         if not (isinstance(key, str) and re.fullmatch(f"[0-9a-f]{{{2 * KEY_BYTES}}}", key)):
@@ -184,8 +185,10 @@ class Noise:
         noise._key = bytes.fromhex(key)
         clients = array(state, "privacy.clients", np.int64, (None,))
         replies = array(state, "privacy.replies", np.int64, (len(clients),))
-        check("privacy.clients", clients, clients >= 0, "not negative")
-        check("privacy.replies", replies, replies > 0, "above 0")
+        check("privacy.clients", clients, (clients >= 0) & (clients < ids), f"from 0 to {ids - 1}")
+        check(
+            "privacy.replies", replies, (replies > 0) & (replies <= MOST_REPLIES), f"from 1 to {MOST_REPLIES}"
+        )
         if len(np.unique(clients)) < len(clients):
             raise StateError("state has 'privacy.clients' with one of them twice")
         noise._replies = dict(zip(clients.tolist(), replies.tolist(), strict=True))
