@@ -234,3 +234,18 @@ def test_groups_of_large_slots() -> None:
     assert order.tolist() == np.argsort(slots, kind="stable").tolist()
     assert slots[order][heads].tolist() == np.unique(slots).tolist()
     assert np.array_equal(np.unique(slots)[group], slots[order])
+
+
+def test_lies_are_no_gain(path: Path) -> None:
+    """Where all are alike but five that lie, draws are noisier than uniform ones: about 1 / (1 - 0.45).
+
+    By the norms as they were reported, the variance would be a twelfth.
+    """
+    with open_run(path, lambda: EmpiricalBayesSampler(num_clients=100, cohort_size=5)) as run:
+        for _ in range(300):
+            cohort = run.draw()
+            run.observe(cohort, np.where(cohort.clients < 5, 1e6, 1.0 + 0.1 * (cohort.clients % 3)))
+    found = gain(path)
+    assert found.suspects == 5
+    assert 1.4 < found.ratio < 2.0
+    assert "without the 5 suspects" in found.in_words()
