@@ -127,8 +127,9 @@ class PlainWindow:
         others = [(client, entry) for client, entry in self.norms.items() if client not in told]
         others = [(c, entry) for c, entry in others if entry[2] >= self.replies - OUTDATED]
         others = others[max(len(others) + len(told) - REMEMBERED, 0) :]
-        change = 0.2 * float(np.clip(np.median(changes), -2.0, 2.0)) if changes else 0.0
-        self.trend += change / (len(others) + len(told))
+        median = float(np.median(changes)) if changes else 0.0
+        change = 0.2 * min(max(median, -2.0), 2.0)
+        self.trend += change / (len(others) + len(told)) if abs(median) < 2.0 else 0.0
         factor = float(np.exp(change + self.trend * len(told)))
         self.norms = {client: (factor * norm, *rest) for client, (norm, *rest) in others}
         for before, (client, norm) in enumerate(told.items(), self.replies - len(told)):

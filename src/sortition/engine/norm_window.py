@@ -116,9 +116,11 @@ def _take_out(
             kept += window[i].before > oldest
     change, bounds.size = 0.0, kept
     if again:
-        change = GAIN * min(max(float(np.median(changes[:again])), -LARGEST_CHANGE), LARGEST_CHANGE)
-        trend = bounds.trend + change / (kept + clients.size)
-        bounds.trend = min(max(trend, -LARGEST_CHANGE), LARGEST_CHANGE)
+        median = float(np.median(changes[:again]))
+        change = GAIN * min(max(median, -LARGEST_CHANGE), LARGEST_CHANGE)
+        if abs(median) < LARGEST_CHANGE:  # a jump is no trend
+            trend = bounds.trend + change / (kept + clients.size)
+            bounds.trend = min(max(trend, -LARGEST_CHANGE), LARGEST_CHANGE)
     return float(change + bounds.trend * clients.size)
 
 
