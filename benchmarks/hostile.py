@@ -134,8 +134,8 @@ def mutations(
 
 
 def fault(sampler: Any, rng: np.random.Generator, rounds: int) -> str:
-    """What is wrong with a sampler as it goes on; "" for nothing."""
-    for _ in range(rounds):
+    """What is wrong with a sampler as it goes on, with silence, clients that join and one that leaves."""
+    for index in range(rounds):
         p = sampler.probabilities()
         if not (np.all(np.isfinite(p)) and p.min() >= 0.0 and abs(p.sum() - 1.0) < 1e-6):
             return f"probabilities from {p.min():.3g} to {p.max():.3g} that sum to {p.sum():.6g}"
@@ -144,17 +144,41 @@ def fault(sampler: Any, rng: np.random.Generator, rounds: int) -> str:
         cohort = sampler.draw()
         if not (np.all(np.isfinite(cohort.weights)) and np.all(cohort.weights >= 0.0)):
             return f"weights {cohort.weights}"
-        sampler.observe(cohort, rng.lognormal(0.0, 1.0, len(cohort)))
+        norms = rng.lognormal(0.0, 1.0, len(cohort))
+        sampler.observe(cohort, np.where(rng.random(len(cohort)) < 0.2, np.nan, norms))
+        if index == 1:
+            sampler.add_clients([0.05, 1e-6])
+        if index == 3:
+            sampler.remove_clients(sampler._everybody()[:1])
     return ""
 
 
 def judge(name: str, rounds: int, seed: int, elements: int) -> Iterator[tuple[str, str, str]]:
     """For each mutation: the entry, what was done, and "refused", "fine" or what went wrong."""
     rng = np.random.default_rng(seed)
-    trained, fresh = MAKERS[name](), MAKERS[name]()
-    play(trained, rounds, rng)
-    state, untouched = trained.state_dict(), pack(fresh.state_dict())
+    untouched = pack(MAKERS[name]().state_dict())
     fault(MAKERS[name](), rng, 1)  # compile before the clock runs
+    for state in states(name, rounds, rng):
+        yield from judge_state(name, state, untouched, rng, elements)
+
+
+def states(name: str, rounds: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Those of a new sampler, of one to which nobody has replied, and of one that has learnt for a while."""
+    sampler = MAKERS[name]()
+    yield sampler.state_dict()
+    if isinstance(sampler, OptimalSampler):
+        sampler.reveal(np.ones(sampler.num_ids))
+    cohort = sampler.draw()
+    sampler.observe(cohort, np.full(len(cohort), np.nan))
+    yield sampler.state_dict()
+    play(sampler, rounds, rng)
+    yield sampler.state_dict()
+
+
+def judge_state(
+    name: str, state: dict[str, Any], untouched: bytes, rng: np.random.Generator, elements: int
+) -> Iterator[tuple[str, str, str]]:
+    """The same of one state."""
     for entry, change, value in mutations(state, rng, elements):
         faulthandler.dump_traceback_later(20.0, exit=True)  # a hang within a kernel can't be interrupted
         target = MAKERS[name]()
@@ -168,7 +192,7 @@ def judge(name: str, rounds: int, seed: int, elements: int) -> Iterator[tuple[st
             verdict = f"raw {error!r:.200}"
         else:
             try:
-                verdict = fault(target, np.random.default_rng(0), 4) or "fine"
+                verdict = fault(target, np.random.default_rng(0), 6) or "fine"
             except Exception as error:
                 verdict = f"later {error!r:.200}"
         yield entry, change, verdict

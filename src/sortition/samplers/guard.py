@@ -215,7 +215,8 @@ class GuardState:
         right = (counts > 0) & (counts <= MOST_REPLIES)
         check("guard.outlier_count", counts, right, f"from 1 to {MOST_REPLIES}")
         logs, means = window["log"], outliers["log"]
-        right = (np.abs(logs) <= -LOWEST_LOG) & (np.diff(logs, prepend=-math.inf) >= 0.0)
+        right = np.abs(logs) <= -LOWEST_LOG
+        right[1:] &= logs[1:] >= logs[:-1]
         check("guard.window_log", logs, right, "ascending logarithms of doubles")
         check("guard.outlier_log", means, np.abs(means) <= -LOWEST_LOG, "logarithms of doubles")
         guard._bounds["trend"] = number(state, "guard.trend", least=-LARGEST_CHANGE, most=LARGEST_CHANGE)
