@@ -153,8 +153,6 @@ class PlainWindow:
             median, high = (entries[int(np.argmax(cumulated >= x - 1e-12))][0] for x in (0.5, level))
             pairs = (guard.outlier_factor, guard.outlier_fence), (guard.clip_factor, guard.fence)
             found.append([high * max(factor, (high / median) ** fence) for factor, fence in pairs])
-            if len(entries) < MANY:
-                found[-1][1] = min(found[-1][1], guard.clip_factor * median)
         (outlier, clip) = np.min(found, axis=0)
         return min(outlier, clip), clip
 
@@ -256,26 +254,80 @@ def test_a_norm_counts_for_at_most_the_stated_bound() -> None:
     norms = np.array([1.0] * 25 + [3.0] * 24 + [1e6])
     for fence, bound in ((1.0, 30.0), (4.0, 3.0 * 3.0**4)):
         state = GuardState(Guard(clip_factor=10.0, fence=fence), 50)
-        clipped = state.judge(cohort_of(list(range(50))), norms)
+        anew, ((_, clipped),) = state.judge(cohort_of(list(range(50))), norms)
+        assert anew
         assert clipped == pytest.approx(np.minimum(norms, bound))
         (suspect,) = state.suspects()
         assert (suspect.client, suspect.hits) == (49, 1)
         assert suspect.largest_excess == pytest.approx(1e6 / bound)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("lie", [1.0, 1e6])
+def test_the_first_replies_are_judged_together(lie: float, leaves: bool) -> None:
+    """They are learnt as they come; when there are enough, again, clipped, if lies were among them.
+
+    Also if a client has left that was among them.
+    """
+    state = GuardState(Guard(), 100)
+    for t in range(MANY // 5):
+        norms = np.ones(5) + (lie - 1.0) * (t == 0) * (np.arange(5) == 0)
+        cohort = cohort_of(list(range(5 * t, 5 * t + 5)), round_index=t)
+        if t == MANY // 5 - 1 and leaves:
+            state.forget(np.array([6]))
+            cohort = cohort_of(list(range(60, 66)), round_index=t)
+            norms = np.ones(6)
+        anew, learnt = state.judge(cohort, norms)
+        assert anew == ((lie > 1.0 or leaves) and t == MANY // 5 - 1)
+        if not anew:
+            assert learnt[0][1] is norms
+            assert len(learnt) == 1
+    again = [5, 4, *[5] * 7, 6] if leaves else [5] * 10
+    assert [len(told) for _, told in learnt] == (again if lie > 1.0 or leaves else [5])
+    assert max(told.max() for _, told in learnt) <= 100.0 * (1.0 + 1e-12)
+    assert state.judge(cohort_of([99], round_index=11), np.ones(1))[0] is False
+
+
 @pytest.mark.parametrize("name", BUILD_ALL)
-def test_first_lies_are_learnt_clipped(name: str) -> None:
-    """To the bit what a sampler knows that was told the clipped norms: with few replies, 100 medians."""
+def test_first_lies_are_learnt_again_clipped(name: str) -> None:
+    """To the bit what a sampler knows that was told the clipped norms from the start."""
     liar, twin = (BUILD_ALL[name](num_clients=40, cohort_size=5, guard=g, seed=3) for g in (Guard(), None))
-    for t in range(6):
+    told: list[Any] = []
+    while not guard_of(liar)._begun:
         cohort = liar.draw()
-        norms = np.where(np.arange(len(cohort)) == 0, 1e6 if t == 0 else 1.0, 1.0)
-        liar.observe(cohort, norms)
-        assert liar.norm_bound == pytest.approx(100.0)
-        told = np.minimum(norms, liar.norm_bound)
-        twin._learn(cohort, twin._weights.log_feedback(cohort.clients, told))
+        told.append((cohort, np.ones(len(cohort))))
+        told[-1][1][cohort.clients == told[0][0].clients[0]] = 1e6
+        liar.observe(*told[-1])
+    for cohort, norms in told:
+        twin._learn(cohort, twin._weights.log_feedback(cohort.clients, np.minimum(norms, liar.norm_bound)))
     assert np.array_equal(liar.distribution.everybody(), twin.distribution.everybody())
-    assert [suspect.hits for suspect in liar.suspects()] == [1]
+
+
+@pytest.mark.parametrize("name", BUILD_ALL)
+def test_first_lies_of_a_client_that_leaves_are_forgotten(name: str) -> None:
+    """To the bit what a sampler knows that heard only the others, silence too, before and after a resume."""
+    liar, twin = (BUILD_ALL[name](num_clients=40, cohort_size=5, guard=g, seed=3) for g in (Guard(), None))
+    told: list[tuple[Any, Any]] = []
+    left = -1
+    while not guard_of(liar)._begun:
+        cohort = liar.draw()
+        left = int(cohort.clients[0]) if left < 0 else left
+        norms = np.where((cohort.clients % 7 == 3) & (cohort.clients != left), np.nan, 1.0)
+        liar.observe(cohort, np.where(cohort.clients == left, 1e6, norms))
+        told.append((cohort, norms))
+        if len(told) == 1:
+            liar.remove_clients([left])
+            resumed = BUILD_ALL[name](num_clients=40, cohort_size=5, guard=Guard(), seed=9)
+            resumed.load_state_dict(liar.state_dict())
+            liar = resumed
+    twin.remove_clients([left])
+    twin._begin()
+    for cohort, norms in told:
+        replied, here = ~np.isnan(norms), cohort.clients != left
+        twin._miss(cohort.clients[~replied & here])
+        heard = cohort.replied(replied).only(here[replied])
+        twin._learn(heard, twin._weights.log_feedback(heard.clients, np.ones(len(heard))))
+    assert np.array_equal(liar.distribution.everybody(), twin.distribution.everybody())
 
 
 @pytest.mark.parametrize(("honest", "liars"), [(3, 2), (17, 3), (30, 19)])
@@ -297,8 +349,8 @@ def test_a_newcomers_first_lie_counts_for_the_bound_of_outliers() -> None:
     """Its second one for the clip; that of a client that was there from the start at once."""
     state = GuardState(Guard(), num_clients=50)
     state.judge(cohort_of(list(range(50))), np.ones(50))
-    assert state.judge(cohort_of([55, 3]), np.array([1e6, 1e6])) == pytest.approx([5.0, 100.0])
-    assert state.judge(cohort_of([55]), np.array([1e6])) == pytest.approx([100.0])
+    assert state.judge(cohort_of([55, 3]), np.array([1e6, 1e6]))[1][0][1] == pytest.approx([5.0, 100.0])
+    assert state.judge(cohort_of([55]), np.array([1e6]))[1][0][1] == pytest.approx([100.0])
 
 
 # The share ----------------------------------------------------------------------------------------------
@@ -623,21 +675,22 @@ def test_whole_numbers_are_the_same_setting() -> None:
     assert repr(Guard(fence=5)) == "Guard(fence=5.0)"
 
 
-def lied_to(name: str) -> Any:
+def lied_to(name: str, rounds: int = 20) -> Any:
     sampler = BUILD_ALL[name](num_clients=30, cohort_size=K, guard=Guard(), seed=5)
-    for _ in range(20):
+    for _ in range(rounds):
         cohort = sampler.draw()
         sampler.observe(cohort, np.where(cohort.clients < 2, 1e6, 1.0 + cohort.clients % 3))
     return sampler
 
 
+@pytest.mark.parametrize("rounds", [2, 20])
 @pytest.mark.parametrize("name", BUILD_ALL)
-def test_a_run_is_resumed_to_the_bit(name: str) -> None:
-    """With outliers, suspects and newcomers."""
-    whole = lied_to(name)
+def test_a_run_is_resumed_to_the_bit(name: str, rounds: int) -> None:
+    """With the first replies, or with outliers, suspects and newcomers."""
+    whole = lied_to(name, rounds)
     resumed = BUILD_ALL[name](num_clients=30, cohort_size=K, guard=Guard(), seed=99)
     whole.add_clients(2)
-    assert len(guard_of(whole).outliers)
+    assert len(guard_of(whole).outliers if rounds == 20 else guard_of(whole)._first)
     resumed.load_state_dict(whole.state_dict())
     assert same_state(whole.state_dict(), resumed.state_dict())
     for mine, theirs in zip(train(whole, 5), train(resumed, 5), strict=True):
@@ -708,12 +761,16 @@ def test_an_eventful_run_is_resumed_to_the_bit(name: str, design: str) -> None:
         ("guard.hits", 0),
         ("guard.excesses", np.nan),
         ("guard.hits", 2**63 - 1),
+        ("guard.first_sizes", 1),
+        ("guard.first_drawn", 0),
+        ("guard.first_drawn", 2**63 - 1),
+        ("guard.first_told", -1.0),
         ("guard.suspects", -3),
         ("guard.suspects", 30),
     ],
 )
 def test_damaged_states_are_refused(key: str, value: float) -> None:
-    sampler = lied_to("default")
+    sampler = lied_to("default", 2 if "first" in key else 20)
     state = sampler.state_dict()
     before = sampler.state_dict()
     assert len(state[key]), "the entry is there"
@@ -729,7 +786,7 @@ def test_a_lie_in_the_first_cohort_does_not_stop_the_learning() -> None:
     largest = (100.0 / M) ** 2 * (1.0 + 1e-9)
     for guard in (None, Guard()):
         sampler = SAMPLERS["adaptive"](num_clients=M, cohort_size=K, design="fixed_size", guard=guard)
-        for t in range(13):
+        for t in range(MANY // K + 1):
             cohort = sampler.draw()
             sampler.observe(cohort, [1e9 if t == 0 else 1.0, 1.0, 1.0, 1.0])
         assert sampler.feedback_bound is not None

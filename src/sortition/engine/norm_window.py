@@ -20,8 +20,8 @@ OUTDATED = 5000
 FEW = 20
 """With fewer norms than this the third quartile stands for the ninth decile."""
 MANY = 50
-"""With fewer norms than this the clip is at most ``clip_factor`` times their median: a few liars can then be
-a tenth of all."""
+"""So many first replies are judged together. With fewer norms than this the bound for updates is at most
+``clip_factor`` times their median: a few liars can then be a tenth of all."""
 THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
 NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
@@ -49,12 +49,12 @@ SETTINGS = ("outlier_factor", "outlier_fence", "clip_factor", "fence")
 BOUNDS = np.dtype(
     [
         *((name, np.int64) for name in ("newcomers", "size", "replies")),
-        *((name, np.float64) for name in (*SETTINGS, "trend", "outlier", "clip", "deviation")),
+        *((name, np.float64) for name in (*SETTINGS, "trend", "outlier", "clip", "update", "deviation")),
     ]
 )
 """One record: the id from which on clients are newcomers, the size of the window, all replies above zero so
 far; the settings, factors as logarithms; the trend of all logarithms, a reply; then what is made of the
-window: two bounds, and the deviation of the logarithms, at most."""
+window: the bounds of outliers, of norms and of updates, and the deviation of the logarithms, at most."""
 
 
 @njit(cache=True)
@@ -190,8 +190,9 @@ def _bounds_of(bounds: Any, logs: FloatArray, weights: FloatArray) -> None:
             bounds.outlier = outlier
             # a third quartile says too little of the tail
             bounds.deviation = UNCERTAINTY * spread / NORMAL_DECILE if logs.size >= FEW else 0.0
+        bounds.update = bounds.clip
         if logs.size < MANY:
-            bounds.clip = min(bounds.clip, logs[middle] + bounds.clip_factor)
+            bounds.update = min(bounds.clip, logs[middle] + bounds.clip_factor)
     bounds.outlier = min(bounds.outlier, bounds.clip)
 
 
@@ -220,7 +221,7 @@ def judge(bounds_array: Any, window: Any) -> None:
                 weights[i] = -1.0 / math.expm1(-expected)
         _bounds_of(bounds, entries.log, weights)
     else:
-        bounds.outlier = bounds.clip = np.inf
+        bounds.outlier = bounds.clip = bounds.update = np.inf
         bounds.deviation = 0.0
 
 

@@ -36,7 +36,7 @@ from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster, all_known, all_replied
 from sortition.engine.compiling import tell_who_waits
 from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
-from sortition.samplers.guard import GuardState
+from sortition.samplers.guard import GuardState, Replies
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
 STATE_VERSION = 8
@@ -248,14 +248,29 @@ class BaseSampler(ABC):
             replied = ~np.isnan(values)
             here = ~replied & self._roster.present(cohort.clients) if self._roster.anybody_left else ~replied
             self._miss(cohort.clients[here])
+            if self._guard is not None:
+                self._guard.keep_silent(cohort, here)
             heard, values = cohort.replied(replied), values[replied]
         if self._roster.anybody_left:
             heard, values = self._of_those_here(heard, values)
         if len(heard.clients):
+            anew, judged = False, [(heard, values)]
             if self._guard is not None:
-                values = self._guard.judge(heard, values)
-            self._learn(heard, self._weights.log_feedback(heard.clients, values))
+                anew, judged = self._guard.judge(heard, values)
+            if anew:
+                self._learn_again(judged)
+            else:
+                self._learn(heard, self._weights.log_feedback(heard.clients, judged[0][1]))
         del self._open[cohort.round_index]
+
+    def _learn_again(self, told: Replies) -> None:
+        """Forget what was learnt, and learn this; norms that are nan are of clients that did not reply."""
+        self._begin()
+        for cohort, norms in told:
+            if np.isnan(norms).any():
+                self._miss(cohort.clients)
+            else:
+                self._learn(cohort, self._weights.log_feedback(cohort.clients, norms))
 
     def learn(self, cohort: Cohort, log_feedback: FloatArray) -> None:
         """Learn from a cohort that another sampler drew; its weights say how it was drawn."""
@@ -402,10 +417,11 @@ class BaseSampler(ABC):
 
     @property
     def norm_bound(self) -> float:
-        """The largest norm that the guard takes as it is; inf without a guard, or before the first reply.
+        """The guard's bound for updates; inf without a guard, or before the first reply.
 
-        Larger norms are clipped before the sampler learns from them. A server that clips the updates
-        themselves at this bound limits what a client can do to the model.
+        A server that clips the updates at this bound limits what a client can do to the model. Norms are
+        clipped at the same bound before the sampler learns from them; as long as fewer than 50 clients were
+        heard, at a wider one.
         """
         return np.inf if self._guard is None else self._guard.norm_bound
 

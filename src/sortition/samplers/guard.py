@@ -2,7 +2,9 @@ r"""Two rules against clients that lie about their norms.
 
 ``docs/research/hostile-clients.md`` derives the bounds.
 
-*Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms.
+*Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms. The first
+``MANY`` replies are judged together. If lies were among them, or some were of clients that have left, all are
+learnt again.
 
 *Share.* An outlier is a client with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``),
 until the root mean square of its norms since is below. Of what was learnt, all outliers together hold at most
@@ -32,7 +34,15 @@ from sortition.engine import norm_window
 from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
-from sortition.engine.norm_window import BOUNDS, ENTRY, LARGEST_CHANGE, NORMAL_DECILE, OUTLIER, REMEMBERED
+from sortition.engine.norm_window import (
+    BOUNDS,
+    ENTRY,
+    LARGEST_CHANGE,
+    MANY,
+    NORMAL_DECILE,
+    OUTLIER,
+    REMEMBERED,
+)
 
 LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 MOST = 0.5
@@ -43,6 +53,8 @@ MOST_REPLIES = 2**62
 Shares = tuple[IntArray, FloatArray, float]
 """Clients, ascending, their weights, and what they may hold together."""
 NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0)
+Replies = list[tuple[Cohort, FloatArray]]
+"""Cohorts and the norms of the clients that replied; or those that did not, with nan."""
 
 
 def among(clients: IntArray, ascending: IntArray) -> BoolArray:
@@ -73,6 +85,9 @@ class GuardState:
         self._weighed: tuple[PriorMasses, IntArray, FloatArray, float] | None = None
         self._share: float | None = None  # that of the outliers as they were weighed, by the present bounds
         self._hits: Hits = {}
+        self._first: Replies = []  # too few to judge by
+        self._dropped = False  # whether some of them were of clients that have left since
+        self._begun = False
 
     @property
     def _entries(self) -> Any:
@@ -81,14 +96,17 @@ class GuardState:
 
     @property
     def norm_bound(self) -> float:
-        """Larger norms are clipped; inf before there is a norm above zero."""
-        return _exp(self._bounds["clip"][0])
+        """What an update may have; inf before there is a norm above zero.
+
+        Larger norms are clipped; with few norms, not all of them: it must be safe from the first reply.
+        """
+        return _exp(self._bounds["update"][0])
 
     def norm_bound_with(self, cohort: Cohort, norms: FloatArray) -> float:
         """``norm_bound`` after these replies were judged; nothing is remembered."""
         bounds = self._bounds.copy()
         self._remember(bounds, self._window.copy(), self._outliers.copy(), cohort, norms)
-        return _exp(bounds["clip"][0])
+        return _exp(bounds["update"][0])
 
     @property
     def outlier_bound(self) -> float:
@@ -109,13 +127,30 @@ class GuardState:
         )
         return found
 
-    def judge(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        """The norms, clipped; outliers and suspects are remembered."""
+    def judge(self, cohort: Cohort, norms: FloatArray) -> tuple[bool, Replies]:
+        """What to learn now, clipped, and whether to forget all before; outliers and suspects are remembered.
+
+        The first replies are too few to judge by. They are learnt as they are, and kept. Once there are
+        enough, they are judged; if lies were among them, or some were of clients that have
+        left, all are learnt again, clipped.
+        """
         before, self._share = self._outliers, None
         clip, others, now = self._remember(self._bounds, self._window, before, cohort, norms)
         if others:
             self._outliers, self._weighed = now, None
-        return self._clipped(cohort.clients, norms, before) if clip else norms
+        if self._begun:
+            return False, [(cohort, self._clipped(cohort.clients, norms, before) if clip else norms)]
+        self._first.append((cohort, norms.copy()))
+        if sum(np.count_nonzero(~np.isnan(told)) for _, told in self._first) < MANY:
+            return False, [(cohort, norms)]
+        first, self._first, self._begun = self._first, [], True
+        judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
+        return (True, judged) if self._hits or self._dropped else (False, [(cohort, norms)])
+
+    def keep_silent(self, cohort: Cohort, silent: BoolArray) -> None:
+        """Keep who did not reply among the first replies, in case these are learnt again."""
+        if not self._begun and silent.any():
+            self._first.append((cohort.only(silent), np.full(np.count_nonzero(silent), np.nan)))
 
     def _clipped(self, clients: IntArray, norms: FloatArray, before: Any) -> FloatArray:
         """The norms, clipped; ``before`` are the outliers before this cohort.
@@ -123,7 +158,7 @@ class GuardState:
         A newcomer that was no outlier counts for the outliers' bound at most: otherwise clients that come
         back under other names would set what is expected of newcomers.
         """
-        clip = self.norm_bound
+        clip = _exp(self._bounds["clip"][0])
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
             self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
@@ -175,6 +210,11 @@ class GuardState:
         self._set_window(stay, self._bounds["replies"][0])
         self._outliers = self._outliers[~among(self._outliers["client"], clients)]
         self._weighed = self._share = None
+        stay = [~among(cohort.clients, clients) for cohort, _ in self._first]
+        self._dropped = self._dropped or not all(which.all() for which in stay)
+        self._first = [
+            (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
+        ]
 
     def _set_window(self, entries: Any, replies: int) -> None:
         self._window[: len(entries)] = entries
@@ -183,11 +223,21 @@ class GuardState:
 
     def clients(self) -> IntArray:
         """All whose norms it remembers; some more than once."""
-        return np.concatenate([self._entries["client"], self.outliers])
+        first = (cohort.clients for cohort, _ in self._first)
+        return np.concatenate([self._entries["client"], self.outliers, *first])
 
     def state(self) -> dict[str, Any]:
         """All that the guard remembers."""
+        cohorts = [cohort for cohort, _ in self._first]
+        sizes = [(cohort.round_index, cohort.cohort_size, len(cohort)) for cohort in cohorts]
+        drawn = [np.stack((cohort.clients, cohort.counts)) for cohort in cohorts]
+        told = [np.stack((c.probabilities, c.weights, norms)) for c, norms in self._first]
         return {
+            "guard.begun": int(self._begun),
+            "guard.dropped": int(self._dropped),
+            "guard.first_sizes": np.array(sizes, dtype=np.int64).reshape(-1, 3),
+            "guard.first_drawn": np.concatenate([np.zeros((2, 0), dtype=np.int64), *drawn], axis=1),
+            "guard.first_told": np.concatenate([np.zeros((3, 0)), *told], axis=1),
             "guard.replies": int(self._bounds["replies"][0]),
             "guard.trend": float(self._bounds["trend"][0]),
             **{f"guard.window_{name}": self._entries[name].copy() for name in ENTRY.names or ()},
@@ -225,6 +275,9 @@ class GuardState:
         guard._hits = hits_in(state)
         suspects = np.array(list(guard._hits), dtype=np.int64)
         check("guard.suspects", suspects, (suspects >= 0) & (suspects < ids), f"from 0 to {ids - 1}")
+        guard._begun = count(state, "guard.begun") > 0
+        guard._dropped = count(state, "guard.dropped") > 0
+        guard._first = _first_replies(state, ids)
         return guard
 
 
@@ -240,3 +293,24 @@ def _records(state: Mapping[str, Any], prefix: str, kind: np.dtype[Any]) -> Any:
     for name in kind.names or ():
         records[name] = array(state, prefix + name, kind[name].type, (size,))
     return records
+
+
+def _first_replies(state: Mapping[str, Any], ids: int) -> Replies:
+    """The first replies of ``state``."""
+    sizes = array(state, "guard.first_sizes", np.int64, (None, 3))
+    drawn = array(state, "guard.first_drawn", np.int64, (2, None))
+    told = array(state, "guard.first_told", np.float64, (3, drawn.shape[1]))
+    check("guard.first_sizes", sizes, sizes >= (0, 1, 0), "not negative")
+    if sizes[:, 2].sum() != drawn.shape[1]:
+        raise StateError("state has 'guard.first_sizes' that disagree with 'guard.first_drawn'")
+    right = (drawn >= ((0,), (1,))) & (drawn <= MOST_REPLIES)
+    check("guard.first_drawn", drawn, right, f"ids, and counts above 0, at most {MOST_REPLIES}")
+    check("guard.first_drawn", drawn[0], drawn[0] < ids, f"from 0 to {ids - 1}")
+    right = ((told >= 0.0) & np.isfinite(told)) | np.isnan(told)
+    check("guard.first_told", told, right, "finite and not negative, or nan for no reply")
+    check("guard.first_told", told[:2], told[:2] > 0.0, "above 0 (norms may be 0)")
+    parts = np.split(np.arange(drawn.shape[1]), np.cumsum(sizes[:, 2])[:-1]) if len(sizes) else []
+    return [
+        (Cohort(int(t), int(size), *drawn[:, part], *told[:2, part]), told[2, part])
+        for (t, size, _), part in zip(sizes, parts, strict=True)
+    ]
