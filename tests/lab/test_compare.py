@@ -120,6 +120,7 @@ class TestRows:
         both = small([], num_rounds=10).rows[0]
         first = small([], num_rounds=10, repeats=1, seed=4).rows[0]
         second = small([], num_rounds=10, repeats=1, seed=5).rows[0]
+        assert np.array_equal(both.losses_of_repeats, [first.losses, second.losses])
         assert both.losses == pytest.approx((first.losses + second.losses) / 2)
         assert both.losses_spread == pytest.approx(abs(first.losses - second.losses) / 2)
         assert both.final_loss == pytest.approx((first.losses[-1] + second.losses[-1]) / 2)
