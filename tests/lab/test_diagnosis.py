@@ -43,7 +43,7 @@ from sortition.lab.diagnosis.findings import (
     heterogeneity,
     verdict_of,
 )
-from sortition.lab.diagnosis.known_norms import measure_norms, smallest_cohort
+from sortition.lab.diagnosis.known_norms import default_of, measure_norms, smallest_cohort
 from sortition.lab.diagnosis.norm_table import NormTable, read_norms
 from sortition.lab.diagnosis.pilots import Trainings, standard_errors, train_pilots
 from sortition.lab.diagnosis.recorded_run import DrawnRound, _threshold, drawn_rounds, estimates, measure_run
@@ -170,6 +170,7 @@ def drawn(clients, weights, feedback, inclusion):
         num_available=M,
         by_size=inclusion_probabilities(WEIGHTS, K)[places],
         size_shares=WEIGHTS[places],
+        here=np.arange(M),
     )
 
 
@@ -237,6 +238,33 @@ class TestLedgerEstimates:
         error = found.standard_error(PROPORTIONAL)
         assert error is not None
         assert abs(found.ratio(PROPORTIONAL) - exact.ratio(PROPORTIONAL)) < 4.0 * error
+
+    def test_adaptive_sampling_beside_another_is_judged_before_it_learns(self, tmp_path):
+        """In the first round by what it begins with; later with an error, as everything that is estimated."""
+        path = tmp_path / "run.db"
+        keywords = {"num_clients": 4, "cohort_size": 2, "client_weights": WEIGHTS, "seed": 1}
+        with open_run(path, lambda: UniformSampler(**keywords)) as run:
+            for _ in range(20):
+                self.answer(run)
+        with read_run(path) as record:
+            noise, rounds = measure_run(record, seed=3), list(drawn_rounds(record, 2))
+        begins = default_of(WEIGHTS, 2, 3).probabilities()
+        first, feedback = rounds[0], rounds[0].feedback * rounds[0].weights
+        chances = inclusion_probabilities(begins, 2)[first.clients]
+        assert noise.sampling[ADAPTIVE][0] == pytest.approx(np.sum(feedback * (1.0 / chances - 1.0)))
+        expected = np.sum(feedback / (2.0 * begins[first.clients]))
+        assert noise.replacing[ADAPTIVE][0] == pytest.approx(expected)
+        assert noise.standard_error(ADAPTIVE) > 1e-3
+
+    def test_an_own_sampler_keeps_no_client_weights_and_the_error_says_what_to_do(self, tmp_path):
+        class Own(UniformSampler):
+            pass
+
+        path = tmp_path / "run.db"
+        with open_run(path, lambda: Own(num_clients=4, cohort_size=2, client_weights=WEIGHTS)) as run:
+            self.answer(run)
+        with pytest.raises(LedgerError, match="client weights of its Own.*Diagnose a table of norms instead"):
+            diagnose(path)
 
     def test_joins_leaves_silence_and_absence(self, tmp_path):
         """The client weights are those of each round's own time."""
