@@ -74,15 +74,13 @@ def show(name: str, seeds: int) -> tuple[int, int, int]:
         alone = 0
         for pilots in told:
             own = pilots[choice]
-            if own.ratio is None or own.standard_error is None:
-                alone += holds(true, own.more_than or 1.0, math.inf)
-                continue
+            ratio = own.ratio or own.more_than or math.nan
             half = float(stdtrit(REPEATS - 1, 0.975)) * own.standard_error
-            high = own.ratio * math.exp(half) if own.bounded else math.inf
-            alone += holds(true, own.ratio * math.exp(-half), high)
+            high = ratio * math.exp(half) if own.bounded else math.inf
+            alone += holds(true, ratio * math.exp(-half), high)
         beyond = sum(p[choice].ratio is None for p in told)
-        said = f"> {true.more_than}"
-        if true.ratio is not None and true.standard_error is not None:
+        said = f"> {true.more_than or math.nan:.2f}"
+        if true.ratio is not None:
             said = f"{true.ratio:.2f} ±{true.ratio * true.standard_error:.2f}"
         low, high = np.median(np.array(ranges), axis=0)
         print(

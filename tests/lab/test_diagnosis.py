@@ -527,14 +527,14 @@ class TestPilots:
         monkeypatch.setattr(Trainings, "_losses", losses)
         found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=40)
         pilot = found.noise.pilots[PROPORTIONAL]
-        assert (pilot.rounds, pilot.ratio, pilot.standard_error) == (None, None, None)
+        assert (pilot.rounds, pilot.ratio, pilot.bounded) == (None, None, False)
         assert pilot.more_than == pytest.approx(1.25)
         row = next(row for row in found.cells() if row[0].startswith(PROPORTIONAL))
         assert row.count("> x1.25") == 2
         assert "&gt; x1.25" in found.page()
         told = json.loads(found.json())["rows"][1]
         assert (told["choice"], told["pilot"]["ratio"], told["most_rounds"]) == (PROPORTIONAL, None, None)
-        assert told["pilot"]["more_than"] == told["fewest_rounds"] == pytest.approx(1.25)
+        assert [told["pilot"]["more_than"], told["fewest_rounds"]] == pytest.approx([1.25, 1.25])
         assert found.choice != PROPORTIONAL
 
     def test_a_target_that_hangs_on_one_training_leaves_the_range_open(self):
@@ -820,6 +820,8 @@ class TestCommand:
             (("nothing.csv", "--cohort", 1), "nothing.csv can't be read: No such file"),
             (("nothing.db",), "nothing.db"),
             (("no_such_module:make", "--cohort", 1), "'no_such_module:make' can't be found"),
+            (("norms.csv", "--cohort", 1, "--rounds", 10), "--rounds and --step-size are for a problem"),
+            (("norms.csv", "--cohort", 1, "--step-size", 1), "--rounds and --step-size are for a problem"),
         ],
     )
     def test_errors_are_one_line(self, tmp_path, monkeypatch, arguments, expected):

@@ -91,6 +91,11 @@ def check_problem(problem: Any) -> Problem:
             f"updates(model, clients, round_index) must give an array with a row of {len(model)} numbers "
             f"for each client, got {type(updates).__name__} of shape {np.shape(updates)}"
         )
+    if not np.isfinite(updates).any():
+        raise ConfigurationError(
+            "updates(model, clients, round_index) must be finite, got nan or inf in all of clients 0 and 1 at "
+            "the initial model"
+        )
     if not np.array_equal(model, before):
         raise ConfigurationError(
             "updates(model, clients, round_index) must not change the model: copy it first"

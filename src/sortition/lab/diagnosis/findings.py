@@ -13,8 +13,9 @@ range of the rounds. At one small step for all choices noise decides nothing, an
 
 *Pilots.* A problem can be trained, so each choice is, several times, at a step of its own (``pilots.py``).
 The logarithm of its rounds has a standard error; that of the model is off by about ``MODEL_ERROR``. The mean
-of both has weights in inverse proportion to the squares of these, and the range is its t interval of 95%. It
-is open above if the target is missed, or would be without one of the trainings.
+of both has weights in inverse proportion to the squares of these, and the range is its t interval. It is open
+above if the target is missed, or would be without one of the trainings. By formula these are 95%; over seeds
+they held the truth in about 90% (``docs/research/diagnosis.md``).
 
 *The verdict* is the simplest choice whose rounds, in the geometric middle of its range, are at most ``NEAR``
 times those of the best choice. From a recorded run it is only given if it hardly depends on which rounds were
@@ -52,6 +53,11 @@ IN_WORDS = {
     ADAPTIVE: "adaptive sampling",
     MEMORY: "adaptive sampling with a memory",
 }
+BY_SIZE = (
+    ' Take ProportionalSampler(..., design="fixed_size"), which was measured: without a design it draws with '
+    "replacement."
+)
+"""What is said of sampling by size: its default design is another one."""
 NEAR = 1.05
 """A choice is as good as the best if it is expected to take at most this many times its rounds."""
 MODEL_ERROR = 0.4
@@ -154,8 +160,9 @@ class Pilot:
     """To the loss that uniform sampling has after 80% of the rounds; None if that was missed."""
     ratio: float | None = None
     """The same over uniform sampling's."""
-    standard_error: float | None = None
-    """Of the logarithm of the ratio; all steps are found again without each training in turn."""
+    standard_error: float = 0.0
+    """Of the logarithm of the ratio; all steps are found again without each training in turn. Of a ratio that
+    is only known to be large, that of its bound."""
     bounded: bool = False
     """Whether the target is reached without any one of the trainings, too."""
     more_than: float | None = None
@@ -240,13 +247,12 @@ class StepNoise:
         pilot = self.pilots.get(choice)
         if pilot is None or choice == UNIFORM:
             return middle, predicted
-        if pilot.ratio is None or pilot.standard_error is None:  # the target was missed
-            least = pilot.more_than or 1.0
-            return least, (least, math.inf)
+        known = pilot.more_than if pilot.ratio is None else pilot.ratio
+        assert known is not None, "a pilot has a ratio or a bound"
         from scipy.special import stdtrit
 
         share = MODEL_ERROR**2 / (MODEL_ERROR**2 + pilot.standard_error**2)  # the pilots' weight
-        mean = share * math.log(pilot.ratio) + (1.0 - share) * math.log(max(middle, np.finfo(float).tiny))
+        mean = share * math.log(known) + (1.0 - share) * math.log(max(middle, np.finfo(float).tiny))
         quantile = float(stdtrit(pilot.trainings - 1, 0.5 + CONFIDENCE / 2))
         half = quantile * math.sqrt(share) * pilot.standard_error
         return math.exp(mean), (math.exp(mean - half), math.exp(mean + half) if pilot.bounded else math.inf)
@@ -318,7 +324,7 @@ class DiagnosisRow:
     sampling_share: float | None
     """The share of sampling in the noise of a step; None if mini-batch noise is not known."""
     fewest_rounds: float
-    """At tuned steps, where noise decides; with pilots, the lower end of the 95% interval."""
+    """At tuned steps, where noise decides; with pilots, the lower end of the interval."""
     most_rounds: float
     """At tuned steps, where the signal is as large as the norms allow; with pilots, the upper end."""
     smallest_cohort: int | None
@@ -452,6 +458,7 @@ class Diagnosis:
             f"{subject} leaves {_percent(own.variance)} of the sampling variance of uniform sampling, and "
             f"saves {_range(low, high)} of the {self.rounds_in_words}, if the "
             f"{'step size' if noise.of_examples else 'step'} is tuned for each."
+            + (BY_SIZE if self.choice == PROPORTIONAL else "")
         )
 
     @cached_property
@@ -470,8 +477,8 @@ class Diagnosis:
                 "In pilots every choice was trained several times, at the step that suits it: rounds over "
                 "those of uniform sampling, with a standard error that includes the search for the step. The "
                 "rounds at tuned steps are a mean of these and of what the noise predicts, by their "
-                "precision, and its 95% interval; after > it has no upper end: the loss aimed at was missed, "
-                "or would be without one of the trainings.",
+                "precision, and an interval that holds the truth about 9 times in 10; after > it has no upper "
+                "end: the loss aimed at was missed, or would be without one of the trainings.",
                 "'best possible' is not trained, only predicted: a choice that was trained can be ahead of "
                 "it.",
                 "sortition compare --tune trains several federations, at steps that are factors of 2 apart "
@@ -618,7 +625,7 @@ def _percent(share: float) -> str:
 
 
 def _pilot_in_words(pilot: Pilot, choice: str) -> str:
-    if pilot.ratio is None or pilot.standard_error is None:
+    if pilot.ratio is None:
         return f"> x{pilot.more_than:.2f}"
     spread = "" if choice == UNIFORM else f" ±{pilot.ratio * pilot.standard_error:.2f}"
     return f"x{pilot.ratio:.2f}{spread}"

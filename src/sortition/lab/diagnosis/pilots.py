@@ -9,7 +9,7 @@ other choice the same is done, from there on, for the fewest rounds to the targe
 are positive, fitted by the nearest falling curve. The standard error is that of a jackknife over the draws:
 without each of them in turn, all steps, the target and the rounds are found again. A choice that misses the
 target has no rounds: they are more than all. Where it only does without one of the draws, that counts as all
-rounds, and the rounds have no upper bound.
+rounds in the jackknife, and the rounds have no upper bound.
 """
 
 from __future__ import annotations
@@ -124,7 +124,12 @@ class Trainings:
                 bounded=bool(np.all(np.isfinite(left_out[:, column]))),
             )
             if math.isfinite(logs[choice])
-            else Pilot(self.step(places[1]), len(draws), more_than=math.exp(most - base))
+            else Pilot(
+                step_size=self.step(places[1]),
+                trainings=len(draws),
+                standard_error=float(errors[column]),
+                more_than=math.exp(most - base),
+            )
             for column, (choice, places) in enumerate(steps.items())
         }
 
