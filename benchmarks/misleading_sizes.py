@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/misleading_sizes.py [--seeds N] [--rounds N]
 
-All contributions are equal then, so uniform sampling is the best, and what follows the sizes is a loss. Printed
-is the variance by norms over that of uniform sampling, by design, of all rounds and of their first tenth: the
-mean over the seeds, and the largest.
+All contributions are equal then, so uniform sampling is the best, and what follows the sizes is a loss.
+Printed is the variance by norms over that of uniform sampling, by design, of all rounds and of their first
+tenth: the mean over the seeds, and the largest.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/pilot_coverage.py --seeds 20 clinics:Clinics,60,6,0.02 ls-sigma-1
 
-A federation is an environment of the arena, at most 100 rounds of it, or ``module:factory``, rounds, cohort size
-and step. A seed has its own draws, and all that is done with them: the noise, the search for the steps, the
-pilots. The truth is the same estimate from the draws of all seeds together. Printed for each choice: the truth
-and its standard error, the seeds whose interval holds it, the same of the pilots alone (their ratio, and t
-times their standard error), the seeds that say more than the truth after ">", and the median ends.
+A federation is an environment of the arena, at most 100 rounds of it, or ``module:factory``, rounds, cohort
+size and step. A seed has its own draws, and all that is done with them: the noise, the search for the steps,
+the pilots. The truth is the same estimate from the draws of all seeds together. Printed for each choice: the
+truth and its standard error, the seeds whose interval holds it, the same of the pilots alone (their ratio,
+and t times their standard error), the seeds whose pilots missed the target, and the median ends.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def show(name: str, seeds: int) -> tuple[int, int, int]:
             said = f"{true.ratio:.2f} ±{true.ratio * true.standard_error:.2f}"
         low, high = np.median(np.array(ranges), axis=0)
         print(
-            f"| {name.split(',')[0]} | {choice} | {said} | {inside} of {len(told)} | {alone} of {len(told)} | "
-            f"{beyond} | {low:.2f} to {high:.2f} |",
+            f"| {name.split(',')[0]} | {choice} | {said} | {inside} of {len(told)} | "
+            f"{alone} of {len(told)} | {beyond} | {low:.2f} to {high:.2f} |",
             flush=True,
         )
         sums += (inside, alone, len(told))

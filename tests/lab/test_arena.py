@@ -276,7 +276,9 @@ def test_the_geometric_mean_is_that_of_the_cells():
     """One environment: the mean is the cell, whatever the measure; and 1 is what it is over."""
     for measure, one in (("ratio", "the least that any probabilities"), ("to_uniform", "uniform sampling")):
         shown = invoke(*QUICK, "--samplers", "avare", "--measure", measure).stdout
-        lines = {line.split("│")[1].strip(): line.split("│")[2:-1] for line in shown.splitlines() if "│" in line}
+        lines = {
+            line.split("│")[1].strip(): line.split("│")[2:-1] for line in shown.splitlines() if "│" in line
+        }
         assert lines["geometric mean"] == lines["clients-20"]
         assert f"in the cells 1 is {one}" in shown
         if measure == "to_uniform":

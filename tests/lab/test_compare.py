@@ -266,6 +266,10 @@ class TestOwnProblem:
             ({"updates": lambda model, clients, round_index: np.random.rand(len(clients), 1)}, "the same"),
             ({"updates": lambda model, clients, round_index: (_add_one(model), np.zeros((2, 1)))[1]}, "copy"),
             ({"updates": lambda model, clients: np.zeros(3)}, "TypeError"),
+            (
+                {"updates": lambda model, clients, round_index: np.full((len(clients), 1), np.nan)},
+                "must be finite, got nan or inf for all clients",
+            ),
         ],
     )
     def test_what_is_wrong_with_a_problem_is_said(self, change, message):

@@ -263,7 +263,9 @@ class TestLedgerEstimates:
         path = tmp_path / "run.db"
         with open_run(path, lambda: Own(num_clients=4, cohort_size=2, client_weights=WEIGHTS)) as run:
             self.answer(run)
-        with pytest.raises(LedgerError, match="client weights of its Own.*Diagnose a table of norms instead"):
+        with pytest.raises(
+            LedgerError, match=r"client weights of its Own.*Diagnose a table of norms instead"
+        ):
             diagnose(path)
 
     def test_joins_leaves_silence_and_absence(self, tmp_path):

@@ -263,7 +263,7 @@ ONE_IS = {
 }
 HOW_TO_READ_ARENA = (
     "Lower is better throughout; in the cells 1 is {one}.\n"
-    "Variances are by norms, see docs/reference/metrics.md. First places and 'worst / the best' are by ratio.\n"
+    "Variances are by norms (docs/reference/metrics.md). First places and 'worst / the best' are by ratio.\n"
     "Oracles see every norm before they draw, and win no places."
 )
 HOW_TO_READ_VECTORS = (
@@ -437,7 +437,8 @@ def arena_command(
     others = [env.name for env in chosen if split not in ("all", env.half)]
     if others:
         typer.echo(
-            f"sortition: {', '.join(others)} are of the other half; of --split {split} only the seeds are taken.",
+            f"sortition: {', '.join(others)} are of the other half; of --split {split} only "
+            "the seeds are taken.",
             err=True,
         )
     arenas: dict[str, Arena] = {}

@@ -477,8 +477,8 @@ class Diagnosis:
                 "In pilots every choice was trained several times, at the step that suits it: rounds over "
                 "those of uniform sampling, with a standard error that includes the search for the step. The "
                 "rounds at tuned steps are a mean of these and of what the noise predicts, by their "
-                "precision, and an interval that holds the truth about 9 times in 10; after > it has no upper "
-                "end: the loss aimed at was missed, or would be without one of the trainings.",
+                "precision, and an interval that holds the truth about 9 times in 10; after > it has no "
+                "upper end: the loss aimed at was missed, or would be without one of the trainings.",
                 "'best possible' is not trained, only predicted: a choice that was trained can be ahead of "
                 "it.",
                 "sortition compare --tune trains several federations, at steps that are factors of 2 apart "
