@@ -786,6 +786,13 @@ def invoke(*arguments):
 class TestCommand:
     LINES = "client,size,norm\na,1,9\nb,1,1\nc,1,1\nd,1,1\n"
 
+    def test_sampling_by_size_names_the_design_that_was_measured(self, tmp_path):
+        """Norms are alike, sizes are not. Other samplers than the default draw with replacement."""
+        (tmp_path / "norms.csv").write_text("client,size,norm\na,9,1\nb,1,1\nc,1,1\nd,1,1\n")
+        result = invoke(tmp_path / "norms.csv", "--cohort", 1)
+        assert "Verdict: SAMPLE BY SIZE AND BE DONE" in result.stdout
+        assert 'Take ProportionalSampler(..., design="fixed_size")' in result.stdout
+
     def test_norms_with_files(self, tmp_path):
         path = tmp_path / "norms.csv"
         path.write_text(self.LINES)
