@@ -54,7 +54,6 @@ from sortition.lab.training import Problem, all_norms, training_rounds
 from sortition.ledger import open_run, read_run
 
 MOST_ROUNDS = 200
-SEARCHES = 4
 VECTOR_SHARE = 0.05
 """K / M where the environment does not say."""
 RIGHT = 1.1
@@ -92,7 +91,7 @@ class Outcome:
     """By what was diagnosed; None for *can't tell*."""
     predicted: dict[str, dict[str, tuple[float, float, float]]]
     """By what was diagnosed and choice, over uniform sampling: the ends of the range, and its middle."""
-    pilots: dict[str, tuple[float, float]]
+    pilots: dict[str, tuple[float | None, float | None]]
     """By choice: rounds over uniform sampling, and the standard error of their logarithm."""
     log_rounds: dict[str, float]
     """By choice, at its best step."""
@@ -132,16 +131,14 @@ def examine(name: str, setting: Setting, seed: int, repeats: int, tick: Tick) ->
         problem = setting.make_problem(seed=seed)
         found = diagnoses(problem, setting, seed)
         choices = [choice for choice in CHOICES if choice in found[MODEL].noise.sampling]
-        judged = Trainings(problem, setting.cohort_size, setting.num_rounds, OTHER_DRAWS + seed)
-        steps = judged.best_steps(choices, setting.step_size, range(SEARCHES))
-        draws = range(SEARCHES, SEARCHES + repeats)
-        logs, left_out = judged.log_rounds(steps, draws)
-        halves = [
-            judged.log_rounds(steps, part)[0] for part in (draws[: repeats // 2], draws[repeats // 2 :])
-        ]
+        draws = range(repeats)
+        judged = Trainings(
+            problem, setting.cohort_size, setting.num_rounds, setting.step_size, OTHER_DRAWS + seed
+        )
+        steps = judged.best_steps(choices, draws)
+        logs, left_out = judged.log_rounds(steps, draws), judged.left_out(steps, draws)
+        first, second = (judged.log_rounds(steps, part) for part in (draws[::2], draws[1::2]))
     tick()
-    names = list(steps)
-    first, second = (dict(zip(names, half.tolist(), strict=True)) for half in halves)
     return Outcome(
         environment=name,
         seed=seed,
@@ -155,10 +152,10 @@ def examine(name: str, setting: Setting, seed: int, repeats: int, tick: Tick) ->
             for source, diagnosis in found.items()
         },
         pilots={c: (p.ratio, p.standard_error) for c, p in found[PILOTS].noise.pilots.items()},
-        log_rounds=dict(zip(names, logs.tolist(), strict=True)),
-        left_out=dict(zip(names, left_out.T.tolist(), strict=True)),
+        log_rounds=logs,
+        left_out=dict(zip(steps, left_out.T.tolist(), strict=True)),
         halves=(first, second),
-        steps=steps,
+        steps={choice: judged.step(places[1]) for choice, places in steps.items()},
     )
 
 

@@ -112,7 +112,7 @@ class TestResults:
     def test_who_draws_independently_is_said(self):
         result = invoke("compare", *TINY, "--samplers", "k-vib")
         assert "one run each; independent draws for k-vib\n" in result.stdout
-        assert "independent" not in invoke("compare", *TINY, "--samplers", "avare").stdout
+        assert "; independent draws for" not in invoke("compare", *TINY, "--samplers", "avare").stdout
 
     def test_one_run_has_no_spread(self):
         assert "±" not in invoke("compare", *TINY, "--samplers", "avare").stdout
@@ -252,3 +252,9 @@ class TestErrors:
         assert result.stderr.count("\n") == 1
         assert package in result.stderr
         assert f"pip install 'sortition[{extra}]'" in result.stderr
+
+
+def test_a_problem_without_a_colon_is_told_how_to_name_it():
+    result = invoke("compare", "--problem", "clinics.Clinics")
+    assert result.exit_code == 2
+    assert "--problem must be module:factory, as in clinics:Clinics, got 'clinics.Clinics'" in result.stderr

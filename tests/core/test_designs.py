@@ -370,3 +370,23 @@ def test_rounds_of_one_seed_do_not_overlap() -> None:
     """Consecutive rounds are different streams, not one stream started a little later."""
     stream = uniforms(5, 0, 5000)
     assert not np.isin(uniforms(5, 1, 100), stream).any()
+
+
+@pytest.mark.parametrize(
+    ("design", "updates", "expected"),
+    [
+        ("fixed_size", [1, -1, 1, -1], 1 / 2),
+        ("with_replacement", [1, -1, 1, -1], 1 / 2),
+        ("independent", [1, -1, 1, -1], 1 / 4),
+        ("fixed_size", [1, 1, -1, -1], 0.0),  # the order counts: neighbours are not drawn together
+        ("with_replacement", [1, 1, -1, -1], 1 / 2),
+    ],
+)
+def test_no_design_has_the_least_variance_of_all(design, updates, expected):
+    """Four clients, K = 2: the exact variance of the mean, from every outcome."""
+    values = np.array(updates) / 4.0
+    variance = sum(
+        probability * float(weights @ values[clients] - values.sum()) ** 2
+        for probability, (clients, _, _, weights) in outcomes(design, np.full(4, 0.25), 2)
+    )
+    assert variance == pytest.approx(expected)

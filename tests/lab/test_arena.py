@@ -272,6 +272,29 @@ def test_a_run_with_files(tmp_path):
     assert stored["seeds"] == [1]
 
 
+def test_the_geometric_mean_is_that_of_the_cells():
+    """One environment: the mean is the cell, whatever the measure; and 1 is what it is over."""
+    for measure, one in (("ratio", "the least that any probabilities"), ("to_uniform", "uniform sampling")):
+        shown = invoke(*QUICK, "--samplers", "avare", "--measure", measure).stdout
+        lines = {
+            line.split("│")[1].strip(): line.split("│")[2:-1] for line in shown.splitlines() if "│" in line
+        }
+        assert lines["geometric mean"] == lines["clients-20"]
+        assert f"in the cells 1 is {one}" in shown
+        if measure == "to_uniform":
+            assert float(lines["geometric mean"][0]) == 1.0
+            assert float(lines["geometric mean"][1]) != 1.0
+
+
+def test_an_environment_of_the_other_half_is_told():
+    assert "of the other half" not in invoke(*QUICK, "--samplers", "uniform").stderr
+    half = ENVIRONMENTS["clients-20"].half
+    other = "report" if half == "tune" else "tune"
+    result = invoke(*QUICK, "--samplers", "uniform", "--split", other)
+    assert result.exit_code == 0
+    assert f"clients-20 are of the other half; of --split {other} only the seeds" in result.stderr
+
+
 def test_a_heat_map_where_it_can_be_drawn(tmp_path):
     pytest.importorskip("vl_convert")
     assert invoke(*QUICK, "--samplers", "uniform", "--out", str(tmp_path)).exit_code == 0

@@ -120,6 +120,7 @@ class TestRows:
         both = small([], num_rounds=10).rows[0]
         first = small([], num_rounds=10, repeats=1, seed=4).rows[0]
         second = small([], num_rounds=10, repeats=1, seed=5).rows[0]
+        assert np.array_equal(both.losses_of_repeats, [first.losses, second.losses])
         assert both.losses == pytest.approx((first.losses + second.losses) / 2)
         assert both.losses_spread == pytest.approx(abs(first.losses - second.losses) / 2)
         assert both.final_loss == pytest.approx((first.losses[-1] + second.losses[-1]) / 2)
@@ -265,6 +266,10 @@ class TestOwnProblem:
             ({"updates": lambda model, clients, round_index: np.random.rand(len(clients), 1)}, "the same"),
             ({"updates": lambda model, clients, round_index: (_add_one(model), np.zeros((2, 1)))[1]}, "copy"),
             ({"updates": lambda model, clients: np.zeros(3)}, "TypeError"),
+            (
+                {"updates": lambda model, clients, round_index: np.full((len(clients), 1), np.nan)},
+                "must be finite, got nan or inf for all clients",
+            ),
         ],
     )
     def test_what_is_wrong_with_a_problem_is_said(self, change, message):

@@ -43,7 +43,7 @@ from sortition.lab.diagnosis.findings import (
     heterogeneity,
     verdict_of,
 )
-from sortition.lab.diagnosis.known_norms import measure_norms, smallest_cohort
+from sortition.lab.diagnosis.known_norms import default_of, measure_norms, smallest_cohort
 from sortition.lab.diagnosis.norm_table import NormTable, read_norms
 from sortition.lab.diagnosis.pilots import Trainings, standard_errors, train_pilots
 from sortition.lab.diagnosis.recorded_run import DrawnRound, _threshold, drawn_rounds, estimates, measure_run
@@ -170,6 +170,7 @@ def drawn(clients, weights, feedback, inclusion):
         num_available=M,
         by_size=inclusion_probabilities(WEIGHTS, K)[places],
         size_shares=WEIGHTS[places],
+        here=np.arange(M),
     )
 
 
@@ -237,6 +238,35 @@ class TestLedgerEstimates:
         error = found.standard_error(PROPORTIONAL)
         assert error is not None
         assert abs(found.ratio(PROPORTIONAL) - exact.ratio(PROPORTIONAL)) < 4.0 * error
+
+    def test_adaptive_sampling_beside_another_is_judged_before_it_learns(self, tmp_path):
+        """In the first round by what it begins with; later with an error, as everything that is estimated."""
+        path = tmp_path / "run.db"
+        keywords = {"num_clients": 4, "cohort_size": 2, "client_weights": WEIGHTS, "seed": 1}
+        with open_run(path, lambda: UniformSampler(**keywords)) as run:
+            for _ in range(20):
+                self.answer(run)
+        with read_run(path) as record:
+            noise, rounds = measure_run(record, seed=3), list(drawn_rounds(record, 2))
+        begins = default_of(WEIGHTS, 2, 3).probabilities()
+        first, feedback = rounds[0], rounds[0].feedback * rounds[0].weights
+        chances = inclusion_probabilities(begins, 2)[first.clients]
+        assert noise.sampling[ADAPTIVE][0] == pytest.approx(np.sum(feedback * (1.0 / chances - 1.0)))
+        expected = np.sum(feedback / (2.0 * begins[first.clients]))
+        assert noise.replacing[ADAPTIVE][0] == pytest.approx(expected)
+        assert noise.standard_error(ADAPTIVE) > 1e-3
+
+    def test_an_own_sampler_keeps_no_client_weights_and_the_error_says_what_to_do(self, tmp_path):
+        class Own(UniformSampler):
+            pass
+
+        path = tmp_path / "run.db"
+        with open_run(path, lambda: Own(num_clients=4, cohort_size=2, client_weights=WEIGHTS)) as run:
+            self.answer(run)
+        with pytest.raises(
+            LedgerError, match=r"client weights of its Own.*Diagnose a table of norms instead"
+        ):
+            diagnose(path)
 
     def test_joins_leaves_silence_and_absence(self, tmp_path):
         """The client weights are those of each round's own time."""
@@ -416,10 +446,12 @@ class TestPilots:
         first, again = (train_pilots(Toy(), CHOICES, K, step_size=0.1, num_rounds=20) for _ in range(2))
         assert first == again
         rounds = []
-        trainings = Trainings(Toy(), K, 20, seed=0, tick=lambda: rounds.append(1))
+        trainings = Trainings(Toy(), K, 20, step_size=0.1, seed=0, tick=lambda: rounds.append(1))
+        steps = {UNIFORM: (-1, 0, 1), MEMORY: (0, 1, 2)}
         for _ in range(2):
-            trainings.pilots({UNIFORM: 0.1, MEMORY: 0.2}, range(3))
-        assert len(rounds) == 2 * 3 * 20
+            trainings.log_rounds(steps, range(3))
+            trainings.left_out(steps, range(3))
+        assert len(rounds) == 2 * 3 * 3 * 20
 
     def test_a_step_that_is_too_large(self):
         """Refused if training is far from where it was; otherwise the search goes down to a better one."""
@@ -454,26 +486,77 @@ class TestPilots:
 
     @pytest.mark.parametrize("diverging", [1, 2, 8])
     def test_no_pilots_where_uniform_sampling_diverges_with_some_draws(self, diverging, monkeypatch):
-        """The step was found with other draws. Without a target every other choice would reach it at once."""
+        """At every step. Without a target every other choice would reach it at once."""
         plain = Trainings._losses
 
-        def losses(self, choice, step, draw):
-            found = plain(self, choice, step, draw)
-            return np.full_like(found, np.inf) if choice == UNIFORM and 3 <= draw < 3 + diverging else found
+        def losses(self, choice, place, draw):
+            found = plain(self, choice, place, draw)
+            return np.full_like(found, np.inf) if choice == UNIFORM and draw < diverging else found
 
         monkeypatch.setattr(Trainings, "_losses", losses)
         assert train_pilots(Toy(), CHOICES, K, step_size=0.1, num_rounds=20) == {}
+
+    def test_the_jackknife_finds_the_step_again(self, monkeypatch):
+        """One draw prefers another step: without it the step, and so the rounds, are those of the others."""
+        falling = np.log(np.linspace(1.0, 0.1, 21)[1:])
+
+        def losses(self, choice, place, draw):
+            if choice == UNIFORM:
+                return np.exp(falling)
+            best = -1 if draw == 0 else 1
+            return np.exp(falling * (2.0 if place == best else 1.5 if place == 0 else 1.0))
+
+        monkeypatch.setattr(Trainings, "_losses", losses)
+        trainings = Trainings(Toy(), K, 20, step_size=0.1, seed=0)
+        steps, draws = {UNIFORM: (-1, 0, 1), MEMORY: (-1, 0, 1)}, range(3)
+
+        def rounds(factor):
+            """To uniform sampling's loss after 16 rounds, by a curve that falls so much faster."""
+            return np.log(np.interp(-falling[15], -factor * falling, np.arange(1, 21)))
+
+        assert trainings.log_rounds(steps, draws)[MEMORY] == pytest.approx(rounds(5 / 3))  # at 1
+        expected = [rounds(2.0), rounds(1.5), rounds(1.5)]
+        assert trainings.left_out(steps, draws)[:, 1] == pytest.approx(expected)
+
+    def test_a_missed_target_is_a_bound_without_an_error(self, monkeypatch):
+        """Where sampling by size stands still."""
+        plain = Trainings._losses
+
+        def losses(self, choice, place, draw):
+            found = plain(self, choice, place, draw)
+            return np.full_like(found, self.first_loss) if choice == PROPORTIONAL else found
+
+        monkeypatch.setattr(Trainings, "_losses", losses)
+        found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=40)
+        pilot = found.noise.pilots[PROPORTIONAL]
+        assert (pilot.rounds, pilot.ratio, pilot.bounded) == (None, None, False)
+        assert pilot.more_than == pytest.approx(1.25)
+        row = next(row for row in found.cells() if row[0].startswith(PROPORTIONAL))
+        assert row.count("> x1.25") == 2
+        assert "&gt; x1.25" in found.page()
+        told = json.loads(found.json())["rows"][1]
+        assert (told["choice"], told["pilot"]["ratio"], told["most_rounds"]) == (PROPORTIONAL, None, None)
+        assert [told["pilot"]["more_than"], told["fewest_rounds"]] == pytest.approx([1.25, 1.25])
+        assert found.choice != PROPORTIONAL
+
+    def test_a_target_that_hangs_on_one_training_leaves_the_range_open(self):
+        noise = measure_problem(Toy(), K, step_size=0.1, num_rounds=20, smallest=False)
+        pilot = Pilot(1.0, 8, rounds=20.0, ratio=1.2, standard_error=0.1, bounded=False)
+        low, high = replace(noise, pilots={ADAPTIVE: pilot}).rounds_range(ADAPTIVE)
+        assert low < 1.2
+        assert high == math.inf
 
     def test_pilots_and_the_model_count_by_their_precision(self):
         noise = measure_problem(Toy(), K, step_size=0.1, num_rounds=20, smallest=False)
         model = math.log(noise.rounds(MEMORY))
         for error in (0.0, MODEL_ERROR, 1e6):
-            pilot = Pilot(step_size=1.0, rounds=1.0, ratio=0.2, standard_error=error)
+            pilot = Pilot(1.0, 8, rounds=1.0, ratio=0.2, standard_error=error, bounded=True)
             both = replace(noise, pilots={MEMORY: pilot})
             expected = {0.0: math.log(0.2), MODEL_ERROR: (math.log(0.2) + model) / 2, 1e6: model}[error]
             assert math.log(both.rounds(MEMORY)) == pytest.approx(expected)
-        low, high = replace(noise, pilots={MEMORY: Pilot(1.0, 1.0, 0.2, MODEL_ERROR)}).rounds_range(MEMORY)
-        assert math.log(high / low) == pytest.approx(2 * 1.96 * MODEL_ERROR / math.sqrt(2))
+        pilot = Pilot(1.0, 8, rounds=1.0, ratio=0.2, standard_error=MODEL_ERROR, bounded=True)
+        low, high = replace(noise, pilots={MEMORY: pilot}).rounds_range(MEMORY)
+        assert math.log(high / low) == pytest.approx(2 * 2.365 * MODEL_ERROR / math.sqrt(2), rel=1e-3)
 
     def test_they_are_in_the_table_and_can_be_left_out(self):
         found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=20)
@@ -703,6 +786,13 @@ def invoke(*arguments):
 class TestCommand:
     LINES = "client,size,norm\na,1,9\nb,1,1\nc,1,1\nd,1,1\n"
 
+    def test_sampling_by_size_names_the_design_that_was_measured(self, tmp_path):
+        """Norms are alike, sizes are not. Other samplers than the default draw with replacement."""
+        (tmp_path / "norms.csv").write_text("client,size,norm\na,9,1\nb,1,1\nc,1,1\nd,1,1\n")
+        result = invoke(tmp_path / "norms.csv", "--cohort", 1)
+        assert "Verdict: SAMPLE BY SIZE AND BE DONE" in result.stdout
+        assert 'Take ProportionalSampler(..., design="fixed_size")' in result.stdout
+
     def test_norms_with_files(self, tmp_path):
         path = tmp_path / "norms.csv"
         path.write_text(self.LINES)
@@ -739,6 +829,8 @@ class TestCommand:
             (("nothing.csv", "--cohort", 1), "nothing.csv can't be read: No such file"),
             (("nothing.db",), "nothing.db"),
             (("no_such_module:make", "--cohort", 1), "'no_such_module:make' can't be found"),
+            (("norms.csv", "--cohort", 1, "--rounds", 10), "--rounds and --step-size are for a problem"),
+            (("norms.csv", "--cohort", 1, "--step-size", 1), "--rounds and --step-size are for a problem"),
         ],
     )
     def test_errors_are_one_line(self, tmp_path, monkeypatch, arguments, expected):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from sortition import UniformSampler
+from sortition import UniformSampler, __version__
 from sortition.cli import commands
-from sortition.core.errors import DataError
+from sortition.core.errors import ConfigurationError, DataError
 from sortition.lab.compare import Comparison, Row
 from sortition.lab.reports.charts import NAME_HEIGHT, POINTS, WIDE_POINTS, Series, line_chart, points
 from sortition.lab.reports.ledger_page import ledger_page
@@ -31,6 +31,7 @@ ROUNDS = 1001
 def comparison() -> Comparison:
     curve = np.array([2.0, 1.0])
     spread = np.array([0.1, 0.1])
+    repeats = np.array([[1.9, 0.9], [2.0, 1.0], [2.1, np.inf]])
     return Comparison(
         problem="Clinics",
         num_clients=60,
@@ -40,14 +41,15 @@ def comparison() -> Comparison:
         design="with_replacement",
         memory=False,
         tuned=False,
-        seed=0,
+        seed=7,
+        step_size=0.1,
         target_loss=0.4321,
         initial_loss=2.5,
         rows=(
-            Row("uniform", 0.1, 560.0, 1.0, (1.0, 1.0), 0.4, 0.02, 9.876, curve, spread, curve),
-            Row("lucky", 0.1, 280.0, 0.5, (0.4, 0.625), 0.3, 0.01, 1.5, curve, spread, curve),
-            Row("alike", 0.1, 550.0, 0.98, (0.9, 1.1), 0.4, 0.01, 1.5, curve, spread, curve),
-            Row("lost", 0.1, None, None, None, np.inf, np.nan, np.nan, curve, spread, curve),
+            Row("uniform", 0.1, 560.0, 1.0, (1.0, 1.0), 0.4, 0.02, 9.876, curve, spread, curve, repeats),
+            Row("lucky", 0.1, 280.0, 0.5, (0.4, 0.625), 0.3, 0.01, 1.5, curve, spread, curve, repeats),
+            Row("alike", 0.1, 550.0, 0.98, (0.9, 1.1), 0.4, 0.01, 1.5, curve, spread, curve, repeats),
+            Row("lost", 0.1, None, None, None, np.inf, np.nan, np.nan, curve, spread, curve, repeats),
         ),
     )
 
@@ -56,13 +58,30 @@ def test_a_comparison_prints_as_an_aligned_table(comparison):
     lines = repr(comparison).splitlines()
     assert lines[0] == "Clinics: 60 clients, 5 drawn a round (with replacement), 700 rounds, 3 repeats"
     assert lines[2:8] == [
-        "sampler  rounds          vs uniform  difference        final loss  variance",
-        "-------  ------  ------------------  -------------  -------------  --------",
-        "uniform     560               x1.00                 0.400 ± 0.020     x9.88",
-        "lucky       280  x0.50 [0.40, 0.62]  fewer          0.300 ± 0.010     x1.50",
-        "alike       550  x0.98 [0.90, 1.10]  no difference  0.400 ± 0.010     x1.50",
-        "lost      > 700                   -                      diverged         -",
+        "sampler  rounds          vs uniform  difference        final loss  variance by norms",
+        "-------  ------  ------------------  -------------  -------------  -----------------",
+        "uniform     560               x1.00                 0.400 ± 0.020              x9.88",
+        "lucky       280  x0.50 [0.40, 0.62]  fewer          0.300 ± 0.010              x1.50",
+        "alike       550  x0.98 [0.90, 1.10]  no difference  0.400 ± 0.010              x1.50",
+        "lost      > 700                   -                      diverged                  -",
     ]
+
+
+@pytest.mark.parametrize(
+    ("design", "formula", "meaning"),
+    [
+        ("fixed_size", "(1 / chance to be drawn - 1), over the least", "independent draws; that of others"),
+        ("independent", "(1 / chance to be drawn - 1), over the least", "variance of independent draws."),
+        ("with_replacement", "/ probability, over the least", "less the square of the full aggregate"),
+        ("without_replacement", "/ probability, over the least", "draws without replacement have another"),
+    ],
+)
+def test_the_last_column_says_what_it_is(comparison, design, formula, meaning):
+    """A formula of the norms: the variance of independent draws only."""
+    shown = replace(comparison, design=design)
+    for text in (repr(shown), shown.page()):
+        assert f"the sum of (share x norm)² {formula}" in text
+        assert meaning in text
 
 
 def test_a_notebook_shows_the_same_table(comparison):
@@ -82,6 +101,26 @@ def test_json_keeps_everything(comparison, tmp_path):
     assert stored["rows"][1]["losses"] == [2.0, 1.0]
     assert stored["rows"][1]["interval"] == [0.4, 0.625]
     assert stored["rows"][3]["final_loss"] is None
+    assert stored["rows"][1]["losses_of_repeats"] == [[1.9, 0.9], [2.0, 1.0], [2.1, None]]
+    assert (stored["version"], stored["seed"], stored["step_size"]) == (__version__, 7, 0.1)
+
+
+def test_the_page_tells_how_to_make_it_again(comparison):
+    own = f"by sortition {__version__}, seeds 7 to 9, step size 0.1"
+    assert f"{own}." in comparison.page()
+    tuned = replace(comparison, tuned=True).page()
+    assert f"{own}, from which each sampler&#x27;s was tuned on seeds 10 to 11." in tuned
+    assert f"by sortition {__version__}, seed 7, step" in replace(comparison, repeats=1).page()
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.svg", "a.csv", "a.pdf", "a.txt", "a", "json"])
+def test_only_pages_and_numbers_are_written(comparison, tmp_path, name):
+    expected = rf"path must end in .html \(the page\) or .json \(all numbers\), got '{name}'"
+    with pytest.raises(ConfigurationError, match=expected):
+        comparison.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    comparison.save(tmp_path / "A.HTML")
+    assert (tmp_path / "A.HTML").read_text().startswith("<!doctype html>")
 
 
 def test_text_is_escaped_and_kept_apart_from_scripts():

@@ -40,12 +40,18 @@ def diagnose_command(
         typer.Option(parser=number, metavar="X", help="problem: the step of the training today."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(parser=whole_number(1), metavar="N", help="problem: rounds to train.")
-    ] = ROUNDS,
+        int | None,
+        typer.Option(
+            parser=whole_number(1),
+            metavar="N",
+            show_default=str(ROUNDS),
+            help="problem: rounds to train.",
+        ),
+    ] = None,
     pilots: Annotated[
         bool,
         typer.Option(
-            help="problem: also train each choice, at steps of its own; about a hundred trainings.",
+            help="problem: also train each choice, at steps of its own; about 150 trainings.",
         ),
     ] = True,
     seed: Annotated[
@@ -63,6 +69,11 @@ def diagnose_command(
     what: Any = source
     if ":" in source and not Path(source).exists():
         what = imported("SOURCE", source)(seed=seed)
+    elif rounds is not None or step_size is not None:
+        raise typer.BadParameter(
+            f"--rounds and --step-size are for a problem (module:factory); leave them out, got {source!r}."
+        )
+    rounds = rounds or ROUNDS
     done = 0
 
     def tick() -> None:

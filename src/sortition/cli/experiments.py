@@ -257,9 +257,14 @@ def warmup_command() -> None:
 
 MODES = ("replay", "closed", "both", "vectors")
 LONGEST_NAME = max(map(len, (*ENVIRONMENTS, *VECTOR_ENVIRONMENTS)))
+ONE_IS = {
+    "ratio": "the least that any probabilities can give by the sampler's design",
+    "to_uniform": "uniform sampling",
+}
 HOW_TO_READ_ARENA = (
-    "Lower is better throughout; 1 is the least variance possible by the sampler's design. Oracles see\n"
-    "every norm before they draw, and win no places."
+    "Lower is better throughout; in the cells 1 is {one}.\n"
+    "Variances are by norms (docs/reference/metrics.md). First places and 'worst / the best' are by ratio.\n"
+    "Oracles see every norm before they draw, and win no places."
 )
 HOW_TO_READ_VECTORS = (
     "Lower is better throughout. Each round counts in units of the least variance of draws with\n"
@@ -429,6 +434,13 @@ def arena_command(
     closed_design = _design_of_closed_loop(mode, designs, memory)
     contestants = {name: find_contestant(name) for name in (samplers or ",".join(CONTESTANTS)).split(",")}
     chosen = environments_of(cast(Split, split), named)
+    others = [env.name for env in chosen if split not in ("all", env.half)]
+    if others:
+        typer.echo(
+            f"sortition: {', '.join(others)} are of the other half; of --split {split} only "
+            "the seeds are taken.",
+            err=True,
+        )
     arenas: dict[str, Arena] = {}
     for name, fight in (("replay", run_replay), ("closed", run_closed_loop)):
         if mode not in (name, "both"):
@@ -549,7 +561,7 @@ def _print_arena(arena: Arena, measure: str) -> None:
     console.print(arena_table(arena, measure))
     if arena.mode == "closed":
         console.print(closed_loop_table(arena))
-    console.print(HOW_TO_READ_ARENA)
+    console.print(HOW_TO_READ_ARENA.format(one=ONE_IS[measure.removeprefix("early_")]))
 
 
 def _draw_heat_map(arena: Arena, measure: str, path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sortition import __version__
 from sortition.core.designs import INCLUSION_DESIGNS, Design
 from sortition.core.errors import ConfigurationError, SortitionError
 from sortition.core.types import FloatArray
@@ -62,13 +63,21 @@ class Row:
     final_loss_spread: float
     """Standard deviation of the final loss between repeats."""
     mean_variance_ratio: float
-    """Sampling variance over that of the optimal distribution, mean over the rounds; 1 is the optimum."""
+    r"""Variance by norms over that of the best probabilities, mean over the rounds; 1 is the least.
+
+    With :math:`a_m = (\lambda_m \|g_m\|)^2` it is :math:`\sum_m a_m (1/\pi_m - 1)` for designs with a known
+    chance :math:`\pi_m` to be in, the variance of independent draws; otherwise :math:`\sum_m a_m / p_m`. The
+    variance of the aggregate also depends on how updates agree. To know that, whole updates of all clients
+    and hundreds of draws in each round would be needed.
+    """
     losses: FloatArray
     """Training loss after each round, mean over the repeats."""
     losses_spread: FloatArray
     """Its standard deviation between repeats."""
     variance_ratios: FloatArray
-    """The variance ratio in each round, mean over the repeats."""
+    """The same in each round, mean over the repeats."""
+    losses_of_repeats: FloatArray
+    """Training loss after each round, a row a repeat; that of seed ``seed`` is the first."""
 
     @property
     def difference(self) -> str:
@@ -97,10 +106,14 @@ class Comparison:
     memory: bool
     tuned: bool
     seed: int
+    step_size: float
+    """As given; with ``tuned`` each row has its own."""
     target_loss: float
     """Uniform sampling's loss after 80% of the rounds, on its fitted curve."""
     initial_loss: float
     rows: tuple[Row, ...]
+    version: str = __version__
+    """Of the library."""
 
     def __repr__(self) -> str:
         from sortition.lab.reports.comparison import comparison_text
@@ -120,9 +133,15 @@ class Comparison:
         return comparison_page(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page, or all numbers if the name ends in ``.json``."""
+        """Write the page if the name ends in ``.html``, all numbers if it ends in ``.json``."""
         file = Path(path)
-        file.write_text(self.json() if file.suffix == ".json" else self.page(), encoding="utf-8")
+        writers = {".html": self.page, ".json": self.json}
+        suffix = file.suffix.lower()
+        if suffix not in writers:
+            raise ConfigurationError(
+                f"path must end in .html (the page) or .json (all numbers), got {file.name!r}"
+            )
+        file.write_text(writers[suffix](), encoding="utf-8")
 
     def json(self) -> str:
         """All fields under their names; what is not finite, after a run diverged, is null."""
@@ -240,6 +259,7 @@ def compare(
         memory=memory,
         tuned=tune,
         seed=seed,
+        step_size=step_size,
         target_loss=target,
         initial_loss=initial_loss,
         rows=tuple(
@@ -375,6 +395,7 @@ def _row(
             losses=np.asarray(own.mean(axis=0)),
             losses_spread=np.asarray(own.std(axis=0)),
             variance_ratios=np.asarray(ratios.mean(axis=0)),
+            losses_of_repeats=own,
         )
 
 

@@ -19,7 +19,9 @@ def imported(option: str, name: str) -> Callable[..., Any]:
     >>> imported("samplers", "sortition.lab.contestants:avare").__name__
     'avare'
     """
-    module, _, factory = name.partition(":")
+    module, colon, factory = name.partition(":")
+    if not colon:
+        raise ConfigurationError(f"{option} must be module:factory, as in clinics:Clinics, got {name!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

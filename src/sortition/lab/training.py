@@ -91,6 +91,12 @@ def check_problem(problem: Any) -> Problem:
             f"updates(model, clients, round_index) must give an array with a row of {len(model)} numbers "
             f"for each client, got {type(updates).__name__} of shape {np.shape(updates)}"
         )
+    everybody = np.arange(problem.num_clients)
+    if not np.isfinite(updates).any() and not np.isfinite(problem.updates(model, everybody, 0)).any():
+        raise ConfigurationError(
+            "updates(model, clients, round_index) must be finite, got nan or inf for all clients at the "
+            "initial model: look at how they are computed"
+        )
     if not np.array_equal(model, before):
         raise ConfigurationError(
             "updates(model, clients, round_index) must not change the model: copy it first"

@@ -57,7 +57,7 @@ prior: the distribution of a learner before it has learnt anything, and of its e
     the norms beforehand, times lambda. Uniform if not given; for empirical Bayes it then follows lambda. A
     portfolio has none: each of its experts has its own.
 design: how a cohort is drawn from the probabilities.
-    "fixed_size": exactly K distinct clients, the least variance of the four;
+    "fixed_size": exactly K distinct clients, never more variance than with replacement;
     "with_replacement": K draws, the same client perhaps several times, as in the paper;
     "without_replacement": K distinct clients, one after another, each from those left;
     "independent": a coin for each client; K on average, and possibly none.

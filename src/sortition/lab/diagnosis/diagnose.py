@@ -46,7 +46,7 @@ def diagnose(
     - an ``AdaptiveBatchSampler`` after its first epoch: examples and batches instead of clients and cohorts;
     - a problem, as in ``sortition.lab.training.Problem``: it is trained for ``num_rounds`` rounds with the
       default sampler at ``step_size``, to measure the noise, and with each choice, several times, at a step
-      of its own. These ``pilots`` are about a hundred trainings. Without them the verdict is a prediction.
+      of its own. These ``pilots`` are about 150 trainings. Without them the verdict is a prediction.
 
     ``cohort_size`` is today's K; a recorded run knows it. ``tick`` is called as the work advances.
 

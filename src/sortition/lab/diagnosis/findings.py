@@ -13,7 +13,9 @@ range of the rounds. At one small step for all choices noise decides nothing, an
 
 *Pilots.* A problem can be trained, so each choice is, several times, at a step of its own (``pilots.py``).
 The logarithm of its rounds has a standard error; that of the model is off by about ``MODEL_ERROR``. The mean
-of both has weights in inverse proportion to the squares of these, and the range is its 95% interval.
+of both has weights in inverse proportion to the squares of these, and the range is its t interval. It is open
+above if the target is missed, or would be without one of the trainings. By formula these are 95%; over seeds
+they held the truth in about 90% (``docs/research/diagnosis.md``).
 
 *The verdict* is the simplest choice whose rounds, in the geometric middle of its range, are at most ``NEAR``
 times those of the best choice. From a recorded run it is only given if it hardly depends on which rounds were
@@ -51,12 +53,16 @@ IN_WORDS = {
     ADAPTIVE: "adaptive sampling",
     MEMORY: "adaptive sampling with a memory",
 }
+BY_SIZE = (
+    ' Take ProportionalSampler(..., design="fixed_size"), which was measured: without a design it draws with '
+    "replacement."
+)
+"""What is said of sampling by size: its default design is another one."""
 NEAR = 1.05
 """A choice is as good as the best if it is expected to take at most this many times its rounds."""
 MODEL_ERROR = 0.4
 """Standard deviation of the logarithm of the model's rounds, in the middle of the range."""
-NORMAL_QUANTILE = 1.96
-"""Of an interval of 95%."""
+CONFIDENCE = 0.95
 CANT_TELL, CANT_TELL_YET = "can't tell", "can't tell yet"
 """The verdict of a recorded run with a memory, and of one that has too few rounds."""
 LEAST_ROUNDS = 10
@@ -148,12 +154,19 @@ class Pilot:
     """What pilot trainings of a choice took, at its best step."""
 
     step_size: float
-    rounds: float
-    """To the loss that uniform sampling has after 80% of the rounds."""
-    ratio: float
+    trainings: int
+    """At each step."""
+    rounds: float | None = None
+    """To the loss that uniform sampling has after 80% of the rounds; None if that was missed."""
+    ratio: float | None = None
     """The same over uniform sampling's."""
-    standard_error: float
-    """Of the logarithm of the ratio."""
+    standard_error: float = 0.0
+    """Of the logarithm of the ratio; all steps are found again without each training in turn. Of a ratio that
+    is only known to be large, that of its bound."""
+    bounded: bool = False
+    """Whether the target is reached without any one of the trainings, too."""
+    more_than: float | None = None
+    """If the target was missed, the ratio is more than this."""
 
 
 @dataclass(frozen=True)
@@ -222,20 +235,27 @@ class StepNoise:
 
     def rounds(self, choice: str) -> float:
         """Rounds over those of uniform sampling, in the (geometric) middle of the range."""
-        low, high = self.rounds_range(choice)
-        return math.sqrt(max(low, 0.0) * max(high, 0.0))
+        return self._middle_and_range(choice)[0]
 
     def rounds_range(self, choice: str) -> tuple[float, float]:
         """Rounds over those of uniform sampling, from and to: of the model, or of it and the pilots."""
+        return self._middle_and_range(choice)[1]
+
+    def _middle_and_range(self, choice: str) -> tuple[float, tuple[float, float]]:
         predicted = self.ratio(choice, "most"), self.ratio(choice, "least")
+        middle = math.sqrt(max(predicted[0], 0.0) * max(predicted[1], 0.0))
         pilot = self.pilots.get(choice)
         if pilot is None or choice == UNIFORM:
-            return predicted
-        middle = math.log(math.sqrt(max(predicted[0] * predicted[1], np.finfo(float).tiny)))
+            return middle, predicted
+        known = pilot.more_than if pilot.ratio is None else pilot.ratio
+        assert known is not None, "a pilot has a ratio or a bound"
+        from scipy.special import stdtrit
+
         share = MODEL_ERROR**2 / (MODEL_ERROR**2 + pilot.standard_error**2)  # the pilots' weight
-        mean = share * math.log(pilot.ratio) + (1.0 - share) * middle
-        half = NORMAL_QUANTILE * math.sqrt(share) * pilot.standard_error
-        return math.exp(mean - half), math.exp(mean + half)
+        mean = share * math.log(known) + (1.0 - share) * math.log(max(middle, np.finfo(float).tiny))
+        quantile = float(stdtrit(pilot.trainings - 1, 0.5 + CONFIDENCE / 2))
+        half = quantile * math.sqrt(share) * pilot.standard_error
+        return math.exp(mean), (math.exp(mean - half), math.exp(mean + half) if pilot.bounded else math.inf)
 
     def standard_error(self, choice: str) -> float | None:
         """Of ``ratio(choice)``, by a bootstrap over the rounds; None if nothing was estimated."""
@@ -304,7 +324,7 @@ class DiagnosisRow:
     sampling_share: float | None
     """The share of sampling in the noise of a step; None if mini-batch noise is not known."""
     fewest_rounds: float
-    """At tuned steps, where noise decides; with pilots, the lower end of the 95% interval."""
+    """At tuned steps, where noise decides; with pilots, the lower end of the interval."""
     most_rounds: float
     """At tuned steps, where the signal is as large as the norms allow; with pilots, the upper end."""
     smallest_cohort: int | None
@@ -438,6 +458,7 @@ class Diagnosis:
             f"{subject} leaves {_percent(own.variance)} of the sampling variance of uniform sampling, and "
             f"saves {_range(low, high)} of the {self.rounds_in_words}, if the "
             f"{'step size' if noise.of_examples else 'step'} is tuned for each."
+            + (BY_SIZE if self.choice == PROPORTIONAL else "")
         )
 
     @cached_property
@@ -454,8 +475,10 @@ class Diagnosis:
         if noise.pilots:
             said = [
                 "In pilots every choice was trained several times, at the step that suits it: rounds over "
-                "those of uniform sampling, with a standard error. The rounds at tuned steps are a mean of "
-                "these and of what the noise predicts, by their precision, and its 95% interval.",
+                "those of uniform sampling, with a standard error that includes the search for the step. The "
+                "rounds at tuned steps are a mean of these and of what the noise predicts, by their "
+                "precision, and an interval that holds the truth about 9 times in 10; after > it has no "
+                "upper end: the loss aimed at was missed, or would be without one of the trainings.",
                 "'best possible' is not trained, only predicted: a choice that was trained can be ahead of "
                 "it.",
                 "sortition compare --tune trains several federations, at steps that are factors of 2 apart "
@@ -523,7 +546,8 @@ class Diagnosis:
         for row in self.rows:
             error = "" if row.standard_error is None else f" (±{row.standard_error:.1g})"
             low, high = sorted((row.fewest_rounds, row.most_rounds))
-            span = "x1" if row.choice == UNIFORM else f"x{low:.2f} to x{high:.2f}"
+            span = f"x{low:.2f} to x{high:.2f}" if math.isfinite(high) else f"> x{low:.2f}"
+            span = "x1" if row.choice == UNIFORM else span
             share = () if row.sampling_share is None else (_percent(row.sampling_share),)
             mark = " <" if row.choice == self.choice else ""
             least = "-" if row.smallest_cohort is None else str(row.smallest_cohort)
@@ -531,10 +555,7 @@ class Diagnosis:
             if self.noise.pilots:
                 pilots = ("-", "-")
             if row.pilot is not None:
-                spread = (
-                    "" if row.choice == UNIFORM else f" ±{row.pilot.ratio * row.pilot.standard_error:.2f}"
-                )
-                pilots = f"x{row.pilot.ratio:.2f}{spread}", f"{row.pilot.step_size:.3g}"
+                pilots = _pilot_in_words(row.pilot, row.choice), f"{row.pilot.step_size:.3g}"
             found.append(
                 (
                     row.choice + mark,
@@ -601,6 +622,13 @@ def _apart(rounds: int) -> str:
 
 def _percent(share: float) -> str:
     return "less than 1%" if 0.0 < share < 0.01 else f"{round(100.0 * share)}%"
+
+
+def _pilot_in_words(pilot: Pilot, choice: str) -> str:
+    if pilot.ratio is None:
+        return f"> x{pilot.more_than:.2f}"
+    spread = "" if choice == UNIFORM else f" ±{pilot.ratio * pilot.standard_error:.2f}"
+    return f"x{pilot.ratio:.2f}{spread}"
 
 
 def _times(ratio: float) -> str:

@@ -8,6 +8,9 @@ is an unbiased estimate of :math:`\sum_m a_m f_m`. With :math:`f_m = 1/\pi_m - 1
 of sampling by size, and of the run's own probabilities. The least S is that of :math:`\pi_m = \min(1,
 \sqrt{a_m} / \theta)`; :math:`\theta` is chosen so that the estimated sum of these is K in a block of rounds.
 That is consistent, but a little low or high where a block has few draws.
+
+A default sampler that did not draw can still learn from what was drawn: its probabilities are fixed before
+each round, so they are judged like the others.
 """
 
 from __future__ import annotations
@@ -24,18 +27,15 @@ from sortition.core.errors import LedgerError, SortitionError
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.fixed import MOST_DENSE
 from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, PROPORTIONAL, UNIFORM, StepNoise
-from sortition.lab.diagnosis.known_norms import measure_norms
-from sortition.lab.diagnosis.norm_table import NormTable
+from sortition.lab.diagnosis.known_norms import default_of
 from sortition.lab.parallel import Tick
 from sortition.ledger import RunRecord
 from sortition.ledger.encoding import column_of
 from sortition.ledger.record import Membership
 
 DRAWS_A_BLOCK = 200
-MOST_FILLED = 4_000_000
-"""Norms that are filled in at most, for a replay of the default sampler."""
-MOST_REPLAYED = 500
-"""Rounds of that replay at most, the last ones."""
+MOST_VISITED = 40_000_000
+"""Clients times rounds at most, to let the default sampler learn from a run of another."""
 DEFAULT_SAMPLER = "EmpiricalBayesSampler"
 FLOWER = "flower"
 """The attachment of a Flower run."""
@@ -62,6 +62,8 @@ class DrawnRound:
     """Inclusion probabilities in proportion to the sizes."""
     size_shares: FloatArray
     """The shares in the data of those available."""
+    here: IntArray
+    """All that could be drawn."""
 
 
 def estimates(drawn: DrawnRound, cohort_size: int) -> dict[str, tuple[float, float]]:
@@ -129,17 +131,15 @@ def _measure(record: RunRecord, seed: int, tick: Tick) -> StepNoise:
     if record.sampler == DEFAULT_SAMPLER:
         sampling[ADAPTIVE], replacing[ADAPTIVE] = both["run"]
     else:
-        ratios = _replayed(record, rounds, cohort_size, seed, tick)
-        if ratios is None:
-            notes.append(
-                "The run is not of the default sampler, and too few of its clients were drawn to replay that."
-            )
+        learnt = _learning(rounds, cohort_size, seed, tick)
+        if learnt is None:
+            notes.append("The run is not of the default sampler, and has too many clients to try that on it.")
         else:
-            sampling[ADAPTIVE] = ratios[0] * both[UNIFORM][0]
-            replacing[ADAPTIVE] = ratios[1] * both[UNIFORM][1]
+            sampling[ADAPTIVE], replacing[ADAPTIVE] = learnt
             notes.append(
-                "The run is not of the default sampler. That was replayed on norms that were filled in: each "
-                "client's nearest in time. So its row is a guess."
+                "The run is not of the default sampler. 'adaptive' is one that learns from the clients that "
+                "this run drew, each round judged before it is learnt from. Drawing its own, it would meet "
+                "those that matter more often."
             )
     sampling[BEST], replacing[BEST] = best
     if not residuals:
@@ -206,6 +206,7 @@ def drawn_rounds(
             num_available=count,
             by_size=by_size,
             size_shares=shares,
+            here=masses.here if cohort.available is None else cohort.available,
         )
 
 
@@ -221,7 +222,9 @@ class _Masses:
         if clients is None or not record.rebuildable or "client_weights" not in record.settings:
             raise LedgerError(
                 f"{record.path} does not say the client weights of its {record.sampler}, so it can't be "
-                "diagnosed"
+                "diagnosed: only those of the library's own samplers are recorded. Diagnose a table of norms "
+                "instead (NORMS.csv: client, size, norm), the problem (module:factory), or a recorded run of "
+                "default_sampler or UniformSampler"
             )
         given = None if given is None else column_of(record.settings, "client_weights")
         if clients > MOST_DENSE:
@@ -235,6 +238,8 @@ class _Masses:
         self._average = 1.0 / clients
         self._all = np.full(clients, self._average) if given is None else np.asarray(given, dtype=float)
         self._kept: tuple[FloatArray, FloatArray] | None = None  # shares and inclusion of everybody
+        self.here: IntArray = np.arange(clients)
+        """The clients that have joined and not left."""
         self._known = None if sizes is None or np.all(np.isnan(sizes)) else sizes
 
     def change(self, change: Membership) -> None:
@@ -248,6 +253,7 @@ class _Masses:
             self._all = np.concatenate([self._all, new])
         if change.left is not None:
             self._all[change.left] = 0.0
+        self.here = np.flatnonzero(self._all)
 
     @property
     def count(self) -> int:
@@ -343,37 +349,27 @@ def _smallest(noise: StepNoise, choice: str, squares: FloatArray) -> int | None:
     return max(1, math.ceil(noise.cohort_size * above / below))
 
 
-def _replayed(
-    record: RunRecord, rounds: list[DrawnRound], cohort_size: int, seed: int, tick: Tick
-) -> tuple[float, float] | None:
-    """The default sampler's variance over that of uniform sampling, on norms that are filled in."""
-    some = rounds[-MOST_REPLAYED:]
-    everybody = int(max(drawn.clients.max() for drawn in rounds)) + 1
-    everybody = max(everybody, rounds[-1].num_clients)
-    if everybody * len(some) > MOST_FILLED:
+def _learning(
+    rounds: list[DrawnRound], cohort_size: int, seed: int, tick: Tick
+) -> tuple[FloatArray, FloatArray] | None:
+    """S of a default sampler that learns from the run's draws, by the probabilities it had before each."""
+    everybody = max(int(drawn.here.max()) for drawn in rounds) + 1
+    if everybody * len(rounds) > MOST_VISITED:
         return None
-    times: list[list[int]] = [[] for _ in range(everybody)]
-    heard: list[list[float]] = [[] for _ in range(everybody)]
-    sizes = np.zeros(everybody)
-    for t, drawn in enumerate(rounds):
-        for client, norm in zip(drawn.clients.tolist(), drawn.norms.tolist(), strict=True):
-            times[client].append(t)
-            heard[client].append(norm)
-        sizes[drawn.clients] = drawn.size_shares
-    seen = np.array([bool(own) for own in times])
-    if seen.mean() < 0.5:
-        return None
+    sizes, seen = np.zeros(everybody), np.zeros(everybody, dtype=bool)
+    for drawn in rounds:
+        sizes[drawn.clients], seen[drawn.clients] = drawn.size_shares, True
     sizes[~seen] = sizes[seen].mean()
-    typical = float(np.mean([norm for own in heard for norm in own]))
-    begin = len(rounds) - len(some)
-    table = np.full((len(some), everybody), typical)
-    for client in np.flatnonzero(seen):
-        known = np.array(times[client])
-        middles = (known[1:] + known[:-1]) / 2.0
-        nearest = np.searchsorted(middles, np.arange(begin, len(rounds)))
-        table[:, client] = np.array(heard[client])[nearest]
-    noise = measure_norms(
-        NormTable(sizes=sizes, norms=table), cohort_size, seed=seed, smallest=False, tick=tick
-    )
-    with_replacement = noise.ratio(ADAPTIVE, "replacing") / noise.ratio(UNIFORM, "replacing")
-    return noise.ratio(ADAPTIVE), with_replacement
+    sampler = default_of(sizes / sizes.sum(), cohort_size, seed)
+    own, replacing = [], []
+    for drawn in rounds:
+        p = sampler.probabilities()[drawn.here]
+        places = np.searchsorted(drawn.here, drawn.clients)
+        inclusion = inclusion_probabilities(p / p.sum(), cohort_size)[places]
+        weighted = drawn.weights * drawn.feedback
+        own.append(float(np.sum(weighted * (1.0 / inclusion - 1.0))))
+        replacing.append(float(np.sum(weighted * p.sum() / (cohort_size * p[places]))))
+        cohort = sampler.draw(available=drawn.clients)  # at most K: all of them
+        sampler.observe(cohort, drawn.norms[np.searchsorted(drawn.clients, cohort.clients)])
+        tick()
+    return np.array(own), np.array(replacing)

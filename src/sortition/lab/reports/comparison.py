@@ -7,8 +7,9 @@ from datetime import date
 
 import numpy as np
 
+from sortition.core.designs import INCLUSION_DESIGNS
 from sortition.lab.arena.tournament import TARGET_SHARE
-from sortition.lab.compare import FLAT, Comparison, FallingCurve, Row
+from sortition.lab.compare import FLAT, TUNING_REPEATS, Comparison, FallingCurve, Row
 from sortition.lab.contestants import BASELINE, INDEPENDENT_ONLY, ORACLES
 from sortition.lab.reports.charts import line_chart
 from sortition.lab.reports.page import Number, Page, html_table
@@ -40,7 +41,7 @@ def how_to_read(comparison: Comparison) -> list[str]:
         f"The target is uniform sampling's loss after {TARGET_SHARE:.0%} of the rounds, "
         f"{comparison.target_loss:.4g}. Training starts at {comparison.initial_loss:.4g}. "
         "Lower is better throughout.",
-        "Variance is that of the aggregate by sampling, over the least that any probabilities can give.",
+        variance_by_norms(comparison),
     ]
     if comparison.repeats > 1:
         lines.append(
@@ -62,10 +63,39 @@ def how_to_read(comparison: Comparison) -> list[str]:
     return lines
 
 
+def variance_by_norms(comparison: Comparison) -> str:
+    """What the last column is, and what it is not."""
+    start = "Variance by norms tells how good the probabilities are: the sum of (share x norm)² "
+    if comparison.design in INCLUSION_DESIGNS:
+        formula = "(1 / chance to be drawn - 1)"
+        meaning = "It is the variance of independent draws"
+        if comparison.design != "independent":
+            meaning += "; that of others also depends on how updates agree, which norms do not tell"
+    else:
+        formula = "/ probability"
+        meaning = (
+            "The variance of K draws with replacement is such a sum, less the square of the full aggregate, "
+            "over K"
+        )
+        if comparison.design != "with_replacement":
+            meaning += "; draws without replacement have another"
+    return f"{start}{formula}, over the least that any probabilities can give. {meaning}."
+
+
+def provenance(comparison: Comparison) -> str:
+    """What it takes to make the same comparison again, beside what ``described`` says."""
+    first, last = comparison.seed, comparison.seed + comparison.repeats - 1
+    seeds = f"seed {first}" if first == last else f"seeds {first} to {last}"
+    tuned = ""
+    if comparison.tuned:
+        tuned = f", from which each sampler's was tuned on seeds {last + 1} to {last + TUNING_REPEATS}"
+    return f"sortition {comparison.version}, {seeds}, step size {comparison.step_size:g}{tuned}"
+
+
 def columns(comparison: Comparison) -> list[str]:
     """The names of the columns."""
     step = ["step size"] if comparison.tuned else []
-    return ["sampler", *step, "rounds", "vs uniform", "difference", "final loss", "variance"]
+    return ["sampler", *step, "rounds", "vs uniform", "difference", "final loss", "variance by norms"]
 
 
 def cells(comparison: Comparison, row: Row) -> list[str]:
@@ -114,7 +144,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 def comparison_page(comparison: Comparison) -> str:
     """The curves and the table, as one self-contained page."""
-    page = Page("Samplers compared", f"{described(comparison)}. Made on {date.today().isoformat()}.")
+    page = Page("Samplers compared", f"{described(comparison)}.")
     page.table(columns(comparison), _rows(comparison))
     for line in how_to_read(comparison):
         page.paragraph(line, note=True)
@@ -127,10 +157,11 @@ def comparison_page(comparison: Comparison) -> str:
     )
     losses = {_named(row): (rounds, row.losses, row.losses_spread) for row in comparison.rows}
     page.chart(line_chart(losses, "round", "loss", log=True, target=comparison.target_loss))
-    page.heading("Sampling variance over the optimum's")
-    page.paragraph("1 is the least that any distribution can have in that round. Mean of the repeats.")
+    page.heading("Variance by norms, over the least")
+    page.paragraph("1 is the least that any probabilities can have in that round. Mean of the repeats.")
     ratios = {_named(row): (rounds, row.variance_ratios) for row in comparison.rows}
-    page.chart(line_chart(ratios, "round", "variance ratio", log=True))
+    page.chart(line_chart(ratios, "round", "variance by norms", log=True))
+    page.paragraph(f"Made on {date.today().isoformat()} by {provenance(comparison)}.", note=True)
     return page.render()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date
 from typing import Any
 
@@ -45,7 +46,7 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
     page.heading(f"{diagnosis.rounds_in_words.capitalize()} to the same loss")
     page.paragraph(
         f"Over those of uniform sampling, if the {'step size' if noise.of_examples else 'step'} is tuned for "
-        "each choice. A line is the range, the dot "
+        "each choice. A line is the range (to the edge if it has no upper end), the dot "
         "the geometric middle (the root of the product of both ends), by which the verdict is chosen."
     )
     page.chart(rounds_chart(diagnosis))
@@ -112,13 +113,14 @@ def _part_name(part: str, left: int) -> dict[str, Any]:
 
 
 def rounds_chart(diagnosis: Diagnosis) -> dict[str, Any]:
-    """A line for each choice: the range of the rounds, and its geometric middle."""
+    """A line for each choice: the range of the rounds (to the edge if open), and its geometric middle."""
     values: list[dict[str, Any]] = []
+    ends = [end for row in diagnosis.rows for end in (row.fewest_rounds, row.most_rounds)]
+    most = max(1.05, *(1.05 * end for end in ends if math.isfinite(end)))
     for row in diagnosis.rows:
-        low, high = sorted((row.fewest_rounds, row.most_rounds))
+        low, high = sorted((row.fewest_rounds, min(row.most_rounds, most)))
         middle = diagnosis.noise.rounds(row.choice)
         values.append({"choice": row.choice, "low": short(low), "high": short(high), "middle": short(middle)})
-    most = max(1.05, *(1.05 * value["high"] for value in values))
     x = {
         "field": "low",
         "type": "quantitative",

@@ -22,6 +22,8 @@ MEASURES = {
     "early_to_uniform": "variance over uniform sampling's in the first tenth of the rounds",
 }
 """What a table can show."""
+FIRST_TENTH = {"ratio": "early_ratio", "to_uniform": "early_to_uniform"}
+"""Measures of all rounds, and the same of the first tenth."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,10 @@ def arena_table(arena: Arena, measure: str = "ratio") -> Table:
         table.add_row(environment.name, *cells)
     rows = standings(arena)
     table.add_section()
-    table.add_row("geometric mean", *(f"[bold]{row.geometric_mean:.2f}[/bold]" for row in rows))
-    table.add_row("- of first tenths", *(f"{row.early_geometric_mean:.2f}" for row in rows))
+    table.add_row("geometric mean", *(f"[bold]{_geometric_mean(own):.2f}[/bold]" for own in values.T))
+    if measure in FIRST_TENTH:
+        early = arena.table(FIRST_TENTH[measure])
+        table.add_row("- of first tenths", *(f"{_geometric_mean(own):.2f}" for own in early.T))
     table.add_row("worst / uniform", *(f"{row.worst_to_uniform:.2f}" for row in rows))
     table.add_row("- in first tenth", *(f"{row.worst_early_to_uniform:.2f}" for row in rows))
     table.add_row("first places", *("-" if row.oracle else str(row.first_places) for row in rows))
