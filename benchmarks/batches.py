@@ -476,11 +476,11 @@ def paired(difference: FloatArray, digits: int, *, more_is_better: bool = False)
 
 def softmax(options: argparse.Namespace) -> None:
     """The first table."""
-    names = tuple(options.samplers.split(",")) if options.samplers else SAMPLERS
+    names = tuple(options.samplers)
     print("| epochs to RR's loss at 2/3 | " + " | ".join(names) + " | variance ratio |")
     print("|---" * (len(names) + 2) + "|")
     rows = []
-    for problem in options.problems.split(",") if options.problems else PROBLEMS:
+    for problem in options.problems:
         row = softmax_row(problem, names, odd_seeds(options), options.jobs, options.data)
         rows.append(row)
         cells = " | ".join(f"{shown(row['epochs'][name])} ({row['steps'][name]:.2g})" for name in names)
@@ -521,7 +521,7 @@ def decaying(options: argparse.Namespace) -> None:
     print(" | adaptive less RR |")
     print("|---" * (len(names) + 2) + "|")
     even, odd = range(0, 2 * DECAY_TUNING_SEEDS, 2), odd_seeds(options)
-    for problem in options.problems.split(",") if options.problems else list(PROBLEMS)[:-1]:
+    for problem in options.problems:
 
         def final(name: str, step: float, seed: int, problem: str = problem) -> float:
             run = train(problem, name, step, seed, options.data, lambda: None, decay=True)
@@ -778,7 +778,7 @@ def cnn(options: argparse.Namespace) -> None:
     print(" | RR's accuracy | " + " | ".join(ways) + " |")
     print("|---" * (4 + 2 * len(ways)) + "|")
     even, odd, rows = [0], odd_seeds(options), []
-    for row in options.rows.split(";") if options.rows else ROWS:
+    for row in options.rows:
         grid = CNN_STEPS[ROWS[row][1]]
         tasks = [partial(train_cnn, row, RR, step, seed, options.data) for step in grid for seed in even]
         tuned = np.array(run_tasks(tasks, options.jobs)).reshape(len(grid), len(even), 2)
@@ -989,6 +989,15 @@ def odd_number(given: str) -> int:
     return number
 
 
+def some_of(known: tuple[str, ...], separator: str, given: str) -> list[str]:
+    """Names that are ``known``; a wrong one is refused before anything is measured."""
+    names = given.split(separator)
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, got {name!r}")
+    return names
+
+
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -1013,10 +1022,10 @@ def main() -> None:
     for name in ("softmax", "cnn"):
         made[name].add_argument("--jobs", type=int, default=1)
         made[name].add_argument("--out", type=Path, default=None)
-    for name in ("softmax", "decay"):
-        made[name].add_argument("--problems", default="")
-    made["softmax"].add_argument("--samplers", default="")
-    made["cnn"].add_argument("--rows", default="", help="separated by ;")
+    for name, usual in {"softmax": list(PROBLEMS), "decay": list(PROBLEMS)[:-1]}.items():
+        made[name].add_argument("--problems", type=partial(some_of, tuple(PROBLEMS), ","), default=usual)
+    made["softmax"].add_argument("--samplers", type=partial(some_of, SAMPLERS, ","), default=SAMPLERS)
+    made["cnn"].add_argument("--rows", type=partial(some_of, tuple(ROWS), ";"), default=ROWS)
     made["time"].add_argument("--repeats", type=int, default=300)
     made["figure"].add_argument("measured", type=Path, help="what softmax --out has written")
     made["figure"].add_argument("--svg", type=Path, required=True)
