@@ -90,7 +90,7 @@ def test_a_unit_that_is_not_visited_keeps_its_mean_and_goes_back_to_the_populati
     beliefs, squares = SquareMeans(EQUAL, 4), np.array([0.0, 4.0, 4.0, 4.0])
     learn(beliefs, np.arange(4), squares)
     learnt = []
-    for _ in range(17):
+    for _ in range(25):
         learnt.append((beliefs.ratios()[0] - beliefs.share) / (1.0 - beliefs.share))
         learn(beliefs, np.arange(1, 4), squares[1:])
     assert beliefs.means[0] == 0.0

@@ -414,7 +414,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs: numbers, strings and tensors, as ``torch.save`` takes them.
 
-        It needs no ``deepcopy``: training on does not change it. It has the norms that were observed so far, so it
+        It needs no ``deepcopy``: training on does not change it. It has all norms that were observed, so it
         waits for their device. Tickets that wait for their feedback are lost: observe them before.
 
         It is that of the last batch that was *asked for*. A ``DataLoader`` with workers asks for some in
