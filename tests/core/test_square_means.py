@@ -96,7 +96,7 @@ def test_a_unit_that_is_not_visited_keeps_its_mean_and_goes_back_to_the_populati
     assert beliefs.means[0] == 0.0
     assert np.all(np.diff(learnt) > 0.0)
     assert learnt[0] < 0.3
-    assert learnt[-1] > 0.95
+    assert learnt[-1] > 0.89  # its own 0 is part of the population
 
 
 # How far it is trusted ----------------------------------------------------------------------------------

@@ -495,6 +495,9 @@ class TicketLoader:
     change nothing. An epoch that was not run to its end is left by the next ``for``, without a trace but what
     was learnt.
 
+    Each loop of a ``DataLoader`` draws a seed for its workers from torch's global generator, a resumed loop
+    once more: give it a ``generator=`` of its own if a model with dropout must resume to the bit.
+
     A ``StatefulDataLoader`` of torchdata may be resumed by its own state, too. With workers that state is as
     old as the prefetched batches: the resumed batches are the same, but norms that were observed after it
     was taken are not in it. It is loaded when the next ``for`` begins; until then there is no ``epochs_done``
