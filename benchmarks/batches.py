@@ -5,6 +5,7 @@ r"""Adaptive mini-batches against random reshuffling: softmax regression, a smal
     python benchmarks/batches.py decay [--problems A,B] [--data DIR]
     python benchmarks/batches.py squares
     python benchmarks/batches.py groups
+    python benchmarks/batches.py chance
     python benchmarks/batches.py cnn [--rows "A;B"] [--jobs 2] [--data DIR] [--out FILE]
     python benchmarks/batches.py time [--repeats 300] [--data DIR]
     python benchmarks/batches.py figure FILE --svg FILE.svg     # of what softmax --out FILE has written
@@ -30,6 +31,9 @@ a start from :math:`p \propto L`, and "fixed L" stays there.
 *groups*: no training, but 100 groups of 100 examples whose norms are drawn afresh at each visit. What the
 released sampler with ``groups`` and the default sampler over the groups make of them in 15 epochs: the
 variance of a batch over that of uniform draws, with the true mean squares of the groups.
+
+*chance*: the same without groups: the norm of each of 5,000 examples is its level times chance, drawn afresh
+at each visit, both log-normal. With equal levels there is nothing to learn.
 
 *cnn*: Fashion-MNIST, 5,000 training images, balanced or with a long tail (the rarest class a hundredth of the
 most frequent one), 6 epochs. All samplers have RR's step: that of ``CNN_STEPS`` with the lowest training loss
@@ -476,11 +480,11 @@ def paired(difference: FloatArray, digits: int, *, more_is_better: bool = False)
 
 def softmax(options: argparse.Namespace) -> None:
     """The first table."""
-    names = tuple(options.samplers.split(",")) if options.samplers else SAMPLERS
+    names = tuple(options.samplers)
     print("| epochs to RR's loss at 2/3 | " + " | ".join(names) + " | variance ratio |")
     print("|---" * (len(names) + 2) + "|")
     rows = []
-    for problem in options.problems.split(",") if options.problems else PROBLEMS:
+    for problem in options.problems:
         row = softmax_row(problem, names, odd_seeds(options), options.jobs, options.data)
         rows.append(row)
         cells = " | ".join(f"{shown(row['epochs'][name])} ({row['steps'][name]:.2g})" for name in names)
@@ -521,7 +525,7 @@ def decaying(options: argparse.Namespace) -> None:
     print(" | adaptive less RR |")
     print("|---" * (len(names) + 2) + "|")
     even, odd = range(0, 2 * DECAY_TUNING_SEEDS, 2), odd_seeds(options)
-    for problem in options.problems.split(",") if options.problems else list(PROBLEMS)[:-1]:
+    for problem in options.problems:
 
         def final(name: str, step: float, seed: int, problem: str = problem) -> float:
             run = train(problem, name, step, seed, options.data, lambda: None, decay=True)
@@ -689,6 +693,37 @@ def grouped(options: argparse.Namespace) -> None:
         print(f"| {row} | {np.mean(least):.2f} | {cells} |", flush=True)
 
 
+CHANCE_EXAMPLES, CHANCE_EPOCHS = 5_000, 8
+CHANCE_ROWS = ((0.0, 0.5), (0.0, 1.0), (0.0, 1.5), (0.3, 1.0), (0.5, 1.0), (1.0, 1.0), (1.0, 1.5))
+
+
+def by_chance(options: argparse.Namespace) -> None:
+    """The variance of a batch over that of uniform draws, from the second epoch on and in the last."""
+    print(
+        "| levels, chance | least possible | adaptive | in the second epoch | in the last |\n"
+        + "|---" * 5
+        + "|"
+    )
+    for spread, chance in CHANCE_ROWS:
+        found, least, size = [], [], CHANCE_EXAMPLES
+        for seed in odd_seeds(options):
+            rng = np.random.default_rng([seed, 2116])
+            levels = np.exp(spread * rng.normal(size=size))
+            noise = Noise(levels, np.ones(size), np.full(size, chance))
+            squares = noise.mean_squares()
+            least.append(float(levels.mean() ** 2 / (levels**2).mean()))
+            sampler, ratios = AdaptiveBatchSampler(size, BATCH, seed=seed), []
+            for _ in range(CHANCE_EPOCHS):
+                ratios.append(float((squares / sampler.probabilities()).sum() / (size * squares.sum())))
+                list(sampler)
+                for ticket in sampler.tickets():
+                    _ = ticket.weights  # nothing is trained, so nobody need be told to weigh
+                    ticket.observe(noise.norms(ticket.examples, rng))
+            found.append([float(np.mean(ratios[1:])), ratios[1], ratios[-1]])
+        cells = " | ".join(shown(list(values), 2) for values in zip(*found, strict=True))
+        print(f"| {spread:g}, {chance:g} | {np.mean(least):.2f} | {cells} |", flush=True)
+
+
 # A small CNN ---------------------------------------------------------------------------------------------
 
 CNN_EPOCHS, TRAIN, TEST = 6, 5_000, 4_000
@@ -778,7 +813,7 @@ def cnn(options: argparse.Namespace) -> None:
     print(" | RR's accuracy | " + " | ".join(ways) + " |")
     print("|---" * (4 + 2 * len(ways)) + "|")
     even, odd, rows = [0], odd_seeds(options), []
-    for row in options.rows.split(";") if options.rows else ROWS:
+    for row in options.rows:
         grid = CNN_STEPS[ROWS[row][1]]
         tasks = [partial(train_cnn, row, RR, step, seed, options.data) for step in grid for seed in even]
         tuned = np.array(run_tasks(tasks, options.jobs)).reshape(len(grid), len(even), 2)
@@ -989,6 +1024,15 @@ def odd_number(given: str) -> int:
     return number
 
 
+def some_of(known: tuple[str, ...], separator: str, given: str) -> list[str]:
+    """Names that are ``known``; a wrong one is refused before anything is measured."""
+    names = given.split(separator)
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, got {name!r}")
+    return names
+
+
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -999,13 +1043,14 @@ def main() -> None:
         "decay": decaying,
         "squares": least_squares,
         "groups": grouped,
+        "chance": by_chance,
         "cnn": cnn,
         "time": timing,
         "figure": figure,
     }.items():
         made[name] = commands.add_parser(name)
         made[name].set_defaults(run=run)
-    for name in ("softmax", "decay", "squares", "groups", "cnn"):
+    for name in ("softmax", "decay", "squares", "groups", "chance", "cnn"):
         made[name].add_argument("--seeds", type=int, default=10)
         made[name].add_argument("--first-seed", type=odd_number, default=1)
     for name in ("softmax", "decay", "cnn", "time"):
@@ -1013,10 +1058,10 @@ def main() -> None:
     for name in ("softmax", "cnn"):
         made[name].add_argument("--jobs", type=int, default=1)
         made[name].add_argument("--out", type=Path, default=None)
-    for name in ("softmax", "decay"):
-        made[name].add_argument("--problems", default="")
-    made["softmax"].add_argument("--samplers", default="")
-    made["cnn"].add_argument("--rows", default="", help="separated by ;")
+    for name, usual in {"softmax": list(PROBLEMS), "decay": list(PROBLEMS)[:-1]}.items():
+        made[name].add_argument("--problems", type=partial(some_of, tuple(PROBLEMS), ","), default=usual)
+    made["softmax"].add_argument("--samplers", type=partial(some_of, SAMPLERS, ","), default=SAMPLERS)
+    made["cnn"].add_argument("--rows", type=partial(some_of, tuple(ROWS), ";"), default=ROWS)
     made["time"].add_argument("--repeats", type=int, default=300)
     made["figure"].add_argument("measured", type=Path, help="what softmax --out has written")
     made["figure"].add_argument("--svg", type=Path, required=True)

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
+from sortition import ConfigurationError  # noqa: E402
 from sortition.integrations.torch import AdaptiveBatchSampler, TicketLoader  # noqa: E402
 
 RANKS, N, B, EPOCHS, SAVED_AT = 2, 23, 4, 3, 4
@@ -38,9 +39,15 @@ def losses_of(model: Any, rows: Any, targets: Any) -> Any:
 def train(rank: int, folder: Path) -> None:
     """One rank: what it drew, what it told, its gradients; and the same again from a state in mid-epoch."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    early, placed = AdaptiveBatchSampler(N, B), AdaptiveBatchSampler(N, B, num_replicas=RANKS, rank=rank)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS
     )
+    with pytest.raises(
+        ConfigurationError, match=r"those of torch.distributed, \(2, \d\), got \(1, 0\): build"
+    ):
+        next(iter(early))
+    next(iter(placed))
     model = torch.nn.parallel.DistributedDataParallel(linear())
 
     def loader() -> TicketLoader:

@@ -28,7 +28,7 @@ from sortition.integrations.torch.last_layer import PRECISE
 Norms: TypeAlias = Tensor | ArrayLike
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
-STATE_VERSION = 3
+STATE_VERSION = 4
 LARGEST_SEED = 2**64 - 1
 LARGEST_EPOCH = 2**40
 PARTITION = 2**62
@@ -54,6 +54,8 @@ class EpochPlan:
     examples: IntArray
     weights: FloatArray
     batch_size: int
+    loads: int
+    """How many states the sampler had loaded when it was planned."""
     weighed: bool = False
     """Whether anybody asked for the weights of a batch."""
     heard: bool = False
@@ -131,12 +133,17 @@ class BatchTicket:
         """Learn from the gradient norms, one for each example of the batch; nan if one is not known.
 
         Any number that is about proportional to the norm will do. Norms are read when the next epoch is
-        planned, so that no step waits for a device. What turns out to be negative or infinite then counts as
-        not known, with a warning.
+        planned or a state is asked for, so that no step waits for a device unless it asks for a state. What
+        turns out to be negative or infinite then counts as not known, with a warning.
         """
         if self._observed:
             raise CohortError(
                 f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already"
+            )
+        if self._plan.loads != self._sampler._loads:
+            raise CohortError(
+                f"ticket of batch {self.position} of epoch {self.epoch} is from before load_state_dict; "
+                "observe only what was drawn since"
             )
         if not isinstance(norms, Tensor):
             checked = one_each("norms", norms, len(self), "each example of the batch")
@@ -148,8 +155,49 @@ class BatchTicket:
             )
         kept = norms.detach().clone()  # the caller may use its memory again
         weights = self._plan.weights[self._plan.batch(self.position)]
-        self._sampler._heard.append((self.examples, weights, kept))
+        self._sampler._heard.waiting.append((self.examples, weights, kept))
         self._observed = self._plan.heard = True
+
+
+class Feedback:
+    """Draws that were heard since an epoch was planned: examples, weights and norms.
+
+    Each norm is read from its device once. What was read is kept in arrays that grow by doubling and are only
+    ever appended to: so ``read`` takes no longer than what is new, and what it gave before does not change.
+    """
+
+    def __init__(self, examples: IntArray, weights: FloatArray, norms: FloatArray) -> None:
+        self.waiting: list[tuple[IntArray, FloatArray, Tensor]] = []
+        self._size = len(examples)
+        self._examples, self._weights, self._norms = examples, weights, norms
+
+    def read(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """All examples, weights and norms; a norm that is none is nan."""
+        if self.waiting:
+            examples = np.concatenate([each[0] for each in self.waiting])
+            kinds = groupby((each[2] for each in self.waiting), key=lambda norms: (norms.dtype, norms.device))
+            norms = np.concatenate([_as_numpy(torch.cat(list(alike))) for _, alike in kinds])
+            wrong = (norms < 0.0) | np.isinf(norms)
+            if wrong.any():
+                warnings.warn(
+                    f"norms must be finite and not negative, got {norms[wrong][0]} for example "
+                    f"{examples[wrong][0]}; {wrong.sum()} of {len(norms)} count as not known",
+                    stacklevel=5,
+                )
+                norms[wrong] = np.nan
+            begin, self._size = self._size, self._size + len(examples)
+            if self._size > len(self._examples):
+                more = max(self._size, 2 * begin) - begin
+                self._examples, self._weights, self._norms = (
+                    np.concatenate([old[:begin], np.empty(more, old.dtype)])
+                    for old in (self._examples, self._weights, self._norms)
+                )
+            new = slice(begin, self._size)
+            self._examples[new], self._norms[new] = examples, norms
+            np.concatenate([each[1] for each in self.waiting], out=self._weights[new])
+            self.waiting = []
+        heard = slice(self._size)
+        return self._examples[heard], self._weights[heard], self._norms[heard]
 
 
 class AdaptiveBatchSampler(Sampler[list[int]]):
@@ -159,7 +207,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     example gets :math:`\lfloor n p_i \rfloor` or :math:`\lceil n p_i \rceil` copies, all copies are shuffled,
     and the weights :math:`1 / (n p_i)` keep every batch unbiased (``core.reshuffling``). p is learnt from
     what the tickets observe (``core.square_means``). Before anything is learnt, an epoch is a plain shuffle.
-    A part of 0.15 of the draws always comes from the prior, so no weight is above 1 / 0.15 without one.
+    A part of the draws comes from the prior: half at first, then by how well p has fitted norms that it did
+    not know. It is 0.15 at least, so no weight is above 1 / 0.15 without a ``prior``.
     ``drop_last`` leaves out a last batch that is smaller than the others; these stay unbiased.
 
     ``prior`` is a distribution over the examples to start from and to shrink to, such as known row norms over
@@ -192,16 +241,17 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        together = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if not together and (num_replicas is None) != (rank is None):
+        world = _world()
+        if world is None and (num_replicas is None) != (rank is None):
             given, missing = ("rank", "num_replicas") if num_replicas is None else ("num_replicas", "rank")
             raise ConfigurationError(
                 f"{missing} must be given with {given}, as torch.distributed is not initialised, got None"
             )
+        self._placed = num_replicas is not None and rank is not None
         if num_replicas is None:
-            num_replicas = torch.distributed.get_world_size() if together else 1
+            num_replicas = world[0] if world else 1
         if rank is None:
-            rank = torch.distributed.get_rank() if together else 0
+            rank = world[1] if world else 0
         self.num_examples = whole_number("num_examples", num_examples, least=1)
         self.batch_size = whole_number("batch_size", batch_size, least=1)
         self.num_replicas = whole_number("num_replicas", num_replicas, least=1, most=self.num_examples)
@@ -236,8 +286,10 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         self._prior = np.ones(self.num_examples) if masses is None else self.num_examples * masses  # n pi
         self._units = np.arange(self.num_examples) if units is None else units
         sizes = np.bincount(self._units[self._shard], self._prior[self._shard], int(self._units.max()) + 1)
-        self._beliefs = SquareMeans(sizes / sizes.sum())
-        self._heard: list[tuple[IntArray, FloatArray, Tensor]] = []
+        self._beliefs = SquareMeans(sizes / sizes.sum(), self._draws)
+        self._heard = _nothing_heard()
+        self._moments = np.zeros(3)  # of the epoch before
+        self._loads = 0
         self._epoch, self._position = -1, len(self)
         self._plan: EpochPlan | None = None
 
@@ -285,28 +337,49 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         roots = np.where(beliefs.visits > 0.0, np.sqrt(beliefs.means), np.nan)
         return np.asarray(roots[self._units] * self._prior)
 
-    def observed(self) -> tuple[FloatArray, FloatArray]:
-        """Of the draws observed since the epoch was planned: 1 / (n p) of each, and its norm or nan.
+    def moments(self) -> tuple[float, float, float] | None:
+        r"""Means of :math:`w g^2`, :math:`(w g)^2` and :math:`w g`, with w = 1 / (n p) and the norm g.
 
-        Each p was fixed before its norm was seen.
+        They are over the draws of the last epoch of which half or more was heard; None if there is none whose
+        p had learnt anything. Each p was fixed before its norm was seen.
         """
-        _, weights, norms = self._collected()
-        return weights * (self.num_examples / (self.num_replicas * self._draws)), np.minimum(norms, LARGEST)
+        found = self._last_moments()
+        return (float(found[0]), float(found[1]), float(found[2])) if found.any() else None
+
+    def _last_moments(self) -> FloatArray:
+        _, weights, norms = self._heard.read()
+        known = ~np.isnan(norms)
+        if 2 * np.count_nonzero(known) < self._draws or not self._beliefs.visits.any():
+            return self._moments
+        w = weights[known] * (self.num_examples / (self.num_replicas * self._draws))
+        g = np.minimum(norms[known], LARGEST)
+        return np.array([np.mean(w * g**2), np.mean((w * g) ** 2), np.mean(w * g)])
 
     def _begin(self) -> EpochPlan:
         """Plan the next epoch, or the loaded one again."""
+        self._check_world()
         loaded = self._plan is None and self._position < len(self)
         if not loaded:
             self._warn_if_not_weighed()
-            self._beliefs, self._heard = self._learnt(), []
+            self._moments = self._last_moments()
+            self._beliefs, self._heard = self._learnt(), _nothing_heard()
             self._epoch, self._position = self._epoch + 1, 0
         expected = self._expected_copies(self._beliefs)
         order = reshuffled(expected, self._generator.of_round(self._epoch * self.num_replicas + self.rank))
         weights = (self.num_replicas * self._draws / self.num_examples) / expected[order]
         examples = self._shard[order]
         examples.flags.writeable = weights.flags.writeable = False  # the tickets are views of them
-        self._plan = EpochPlan(self._epoch, self._position, examples, weights, self.batch_size)
+        self._plan = EpochPlan(self._epoch, self._position, examples, weights, self.batch_size, self._loads)
         return self._plan
+
+    def _check_world(self) -> None:
+        """Without a place of its own, each rank would draw the same batches."""
+        world = _world()
+        if not self._placed and world not in (None, (self.num_replicas, self.rank)):
+            raise ConfigurationError(
+                f"num_replicas and rank must be those of torch.distributed, {world}, got "
+                f"{(self.num_replicas, self.rank)}: build the sampler after init_process_group, or give both"
+            )
 
     def _warn_if_not_weighed(self) -> None:
         """Whoever learns from an epoch of unequal draws must have weighed it."""
@@ -328,42 +401,26 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _learnt(self) -> SquareMeans:
         """What is known with all feedback that was kept since the epoch was planned."""
         beliefs = copy.deepcopy(self._beliefs)
-        examples, _, norms = self._collected()
+        examples, weights, norms = self._heard.read()
         known = ~np.isnan(norms)
         if known.any():
-            examples, norms = examples[known], norms[known]
+            examples, weights, norms = examples[known], weights[known], norms[known]
             squares = np.minimum(norms / self._prior[examples], LARGEST) ** 2
-            beliefs.learn(self._units[examples], squares)
+            beliefs.learn(self._units[examples], squares, weights * self._prior[examples])
         return beliefs
-
-    def _collected(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Examples, weights and norms of the feedback that was kept, in one piece; no norm is nan."""
-        examples = np.concatenate([np.zeros(0, dtype=np.int64), *(each[0] for each in self._heard)])
-        weights = np.concatenate([np.zeros(0), *(each[1] for each in self._heard)])
-        kinds = groupby((each[2] for each in self._heard), key=lambda norms: (norms.dtype, norms.device))
-        norms = np.concatenate([np.zeros(0), *(_as_numpy(torch.cat(list(alike))) for _, alike in kinds)])
-        wrong = (norms < 0.0) | np.isinf(norms)
-        if wrong.any():
-            warnings.warn(
-                f"norms must be finite and not negative, got {norms[wrong][0]} for example "
-                f"{examples[wrong][0]}; {wrong.sum()} of {len(norms)} count as not known",
-                stacklevel=4,
-            )
-            norms[wrong] = np.nan
-        self._heard = [(examples, weights, torch.from_numpy(norms))]
-        return examples, weights, norms
 
     # Saving and continuing ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs: numbers, strings and tensors, as ``torch.save`` takes them.
 
-        It needs no ``deepcopy``: training on does not change it.
+        It needs no ``deepcopy``: training on does not change it. It has all norms that were observed, so it
+        waits for their device. Tickets that wait for their feedback are lost: observe them before.
 
         It is that of the last batch that was *asked for*. A ``DataLoader`` with workers asks for some in
         advance: use ``TicketLoader.state_dict``, which knows the last batch that you were given.
         """
-        examples, weights, norms = self._collected()
+        examples, weights, norms = self._heard.read()
         return {
             "kind": type(self).__name__,
             "version": STATE_VERSION,
@@ -372,6 +429,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             "position": self._position,
             "means": torch.from_numpy(self._beliefs.means),
             "visits": torch.from_numpy(self._beliefs.visits),
+            "evidence": torch.from_numpy(self._beliefs.evidence),
+            "moments": torch.from_numpy(self._moments),
             "heard_examples": torch.from_numpy(examples),
             "heard_weights": torch.from_numpy(weights),
             "heard_norms": torch.from_numpy(norms),
@@ -381,7 +440,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         """Continue from a state: batches, weights and what is learnt equal the unbroken run's to the bit.
 
         The sampler must have been built with the arguments of the one that was saved. On a StateError nothing
-        has changed.
+        has changed. Tickets from before are refused.
         """
         if not isinstance(state_dict, Mapping):
             raise StateError(
@@ -407,17 +466,21 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             )
         size = len(self._beliefs.masses)
         means, visits = (array(state, name, np.float64, (size,)) for name in ("means", "visits"))
+        evidence = array(state, "evidence", np.float64, (2,))
+        moments = array(state, "moments", np.float64, (3,))
         examples = array(state, "heard_examples", np.int64, (None,))
         weights, norms = (
             array(state, f"heard_{name}", np.float64, examples.shape) for name in ("weights", "norms")
         )
-        for name, values in {"means": means, "visits": visits}.items():
-            check(name, values, (values >= 0.0) & (values <= LARGEST**2), "finite and not negative")
+        for name, values in {"means": means, "visits": visits, "moments": moments}.items():
+            check(name, values, (values >= 0.0) & (values < np.inf), "finite and not negative")
+        check("evidence", evidence, np.isfinite(evidence) & ([True, evidence[1] >= 0.0]), "finite numbers")
         check("heard_weights", weights, (weights > 0.0) & (weights <= LARGEST), "finite and above 0")
         check("heard_norms", norms, ~(norms < 0.0) & ~np.isinf(norms), "finite and not negative, or nan")
         check("heard_examples", examples, np.isin(examples, self._shard), "examples of this sampler")
-        self._beliefs.means, self._beliefs.visits = means, visits
-        self._heard = [(examples, weights, torch.from_numpy(norms))]
+        self._beliefs.means, self._beliefs.visits, self._beliefs.evidence = means, visits, evidence
+        self._moments, self._heard = moments, Feedback(examples, weights, norms)
+        self._loads += 1
         self._epoch, self._position, self._plan = epochs - 1, position, None
 
     def __repr__(self) -> str:
@@ -432,9 +495,13 @@ class TicketLoader:
     change nothing. An epoch that was not run to its end is left by the next ``for``, without a trace but what
     was learnt.
 
+    Each loop of a ``DataLoader`` draws a seed for its workers from torch's global generator, a resumed loop
+    once more: give it a ``generator=`` of its own if a model with dropout must resume to the bit.
+
     A ``StatefulDataLoader`` of torchdata may be resumed by its own state, too. With workers that state is as
     old as the prefetched batches: the resumed batches are the same, but norms that were observed after it
-    was taken are not in it. The state of the ``TicketLoader`` has them all.
+    was taken are not in it. It is loaded when the next ``for`` begins; until then there is no ``epochs_done``
+    and no ``state_dict``. The state of the ``TicketLoader`` has all norms, and is loaded at once.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -486,6 +553,11 @@ class TicketLoader:
 
     def _position(self) -> int:
         """How many batches of the epoch were given."""
+        if getattr(self.loader, "next_iter_state", None) is not None:
+            raise CohortError(
+                f"{type(self.loader).__name__} loads its own state when its next loop begins; epochs_done "
+                "and state_dict are there from then on. Save and load TicketLoader.state_dict() instead"
+            )
         epoch, given = self._given
         if self.sampler._plan is None:
             return self.sampler._position
@@ -499,6 +571,17 @@ class TicketLoader:
         """Continue from a state; the next ``for`` gives the batches that are left of its epoch, if any."""
         self.sampler.load_state_dict(state_dict)
         self._given = (-1, 0)
+
+
+def _nothing_heard() -> Feedback:
+    return Feedback(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
+
+
+def _world() -> tuple[int, int] | None:
+    """The number of processes and this one's rank; None without ``torch.distributed``."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    return torch.distributed.get_world_size(), torch.distributed.get_rank()
 
 
 def _as_numpy(values: Norms) -> ArrayLike:

@@ -45,7 +45,9 @@ def last_layer_norms(
     ``bias=False`` is for a layer without one. If the loss is a mean over the outputs, or has no one half as
     ``torch.nn.MSELoss``, the norms are proportional to these, which is as good for sampling. With class
     weights, multiply the norms by those of the targets; with label smoothing, give the smoothed labels; for a
-    target that the loss ignores, give any class, and nan to ``observe``.
+    target that the loss ignores, give any class, and 0 to ``observe``: its gradient is known to be 0. Of a
+    sequence with a loss for each token, the norm is about the root of the sum of the squared norms of its
+    tokens, over their number; its mean loss goes to ``ticket.mean``.
     Halves are computed in float32. Nothing here is part of the graph.
 
     A target that is no class, and soft labels that do not sum to one, raise a ConfigurationError on the cpu.

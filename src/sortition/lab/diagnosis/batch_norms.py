@@ -8,8 +8,8 @@ import numpy as np
 
 from sortition.core.errors import ConfigurationError
 from sortition.core.types import FloatArray
-from sortition.core.variance import optimal_probabilities, variance_loss
-from sortition.lab.diagnosis.findings import ADAPTIVE, BEST, UNIFORM, StepNoise
+from sortition.core.variance import variance_loss
+from sortition.lab.diagnosis.findings import ADAPTIVE, UNIFORM, StepNoise
 from sortition.lab.training import sampling_variance
 
 
@@ -24,8 +24,8 @@ class BatchSampler(Protocol):
     def probabilities(self) -> FloatArray:
         """Of each example, in the next epoch; 0 if it is another rank's."""
 
-    def observed(self) -> tuple[FloatArray, FloatArray]:
-        """1 / (n p) and the norm of the draws of this epoch; nan if it is not known."""
+    def moments(self) -> tuple[float, float, float] | None:
+        """Means of w g^2, (w g)^2 and w g over the last draws, w = 1 / (n p); None after a plain epoch."""
 
 
 NOTES = (
@@ -41,20 +41,21 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
     Within a batch, random reshuffling is uniform sampling without replacement: "uniform" here. Over an epoch
     it is better than that, since each example comes once; so is importance reshuffling.
 
-    Judged are the draws of the last epoch, whose p was fixed before their norms were seen. With the weight
-    w = 1 / (n p) of a draw and its norm g, the means of :math:`w g^2` and :math:`w^2 g^2` over the draws
-    estimate :math:`n \sum_i a_i` and :math:`\sum_i a_i / p_i`. After a plain shuffle there is no such p. What
-    was learnt is then judged by the norms that it was learnt from, and the answer is provisional.
+    Judged are the draws of the last epoch of which half was heard: p was fixed before their norms were seen.
+    With the weight w = 1 / (n p) of a draw and its norm g, the means of :math:`w g^2` and :math:`w^2 g^2`
+    over the draws estimate :math:`n \sum_i a_i` and :math:`\sum_i a_i / p_i`. After a plain shuffle there is
+    no such p. What was learnt is then judged by the norms that it was learnt from: provisionally.
+
+    There is no "best possible": who has seen a norm once can't tell what of it is chance.
     """
     p = sampler.probabilities()
     size = int(np.count_nonzero(p > 0.0))
     batch = min(sampler.batch_size, size)
-    weights, norms = sampler.observed()
-    weights, norms = weights[~np.isnan(norms)], norms[~np.isnan(norms)]
-    if 2 * len(norms) < size or np.ptp(weights) == 0.0 or not np.any(norms > 0.0):
+    measured = sampler.moments()
+    if measured is None:
         return _provisional(sampler, p, batch)
-    squares, mean = float(np.mean(weights * norms**2)), float(np.mean(weights * norms))
-    moments = {UNIFORM: squares, ADAPTIVE: float(np.mean((weights * norms) ** 2)), BEST: mean**2}
+    squares, own, mean = measured
+    moments = {UNIFORM: squares, ADAPTIVE: own}
     return StepNoise(
         num_clients=size,
         cohort_size=batch,
@@ -83,11 +84,7 @@ def _provisional(sampler: BatchSampler, p: FloatArray, batch: int) -> StepNoise:
     size = int(known.sum())
     batch = min(batch, size)
     feedback = (norms[known] / size) ** 2
-    choices = {
-        UNIFORM: np.full(size, 1.0 / size),
-        ADAPTIVE: p[known] / p[known].sum(),
-        BEST: optimal_probabilities(feedback),
-    }
+    choices = {UNIFORM: np.full(size, 1.0 / size), ADAPTIVE: p[known] / p[known].sum()}
     silent = int(np.count_nonzero(p > 0.0)) - size
     unheard = (f"{silent} examples were not observed yet, and are left out.",) if silent else ()
     return StepNoise(

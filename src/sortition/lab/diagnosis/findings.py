@@ -60,6 +60,10 @@ BY_SIZE = (
 """What is said of sampling by size: its default design is another one."""
 NEAR = 1.05
 """A choice is as good as the best if it is expected to take at most this many times its rounds."""
+MORE = 1.01
+"""Adaptive batches with more than this share of a plain shuffle's variance do harm."""
+SHUFFLE = " Use a plain shuffle."
+"""The advice where adaptive batches gain nothing."""
 MODEL_ERROR = 0.4
 """Standard deviation of the logarithm of the model's rounds, in the middle of the range."""
 CONFIDENCE = 0.95
@@ -439,18 +443,24 @@ class Diagnosis:
             likely = IN_WORDS[self._likely]
             return f"Can't tell yet: {self._doubt} Record more rounds. So far {likely} looks best."
         own = by_name[self.choice]
+        if self.choice == UNIFORM and noise.of_examples and by_name[ADAPTIVE].variance > MORE:
+            return (
+                f"Nothing to gain: adaptive batches have {by_name[ADAPTIVE].variance:.2f} times the variance "
+                f"of a plain shuffle, as norms differ by chance or change too fast.{SHUFFLE}"
+            )
         if self.choice == UNIFORM:
             best = min((by_name[c] for c in self._choices), key=lambda row: self.noise.rounds(row.choice))
             saved = 1.0 - self.noise.rounds(best.choice)
+            advice = SHUFFLE if noise.of_examples else ""
             if saved < 0.01:
                 return (
                     f"Nothing to gain: no choice saves as much as 1% of the {self.rounds_in_words} of "
-                    "uniform sampling."
+                    f"uniform sampling.{advice}"
                 )
             return (
                 f"Nothing to gain: {IN_WORDS[best.choice]} would leave {_percent(best.variance)} of the "
                 f"sampling variance, but even at tuned steps it saves about {_percent(saved)} of the "
-                f"{self.rounds_in_words}."
+                f"{self.rounds_in_words}.{advice}"
             )
         subject = IN_WORDS[self.choice].capitalize()
         low, high = 1.0 - own.most_rounds, 1.0 - own.fewest_rounds
