@@ -118,10 +118,11 @@ class AdaptiveSampling(Strategy):
         identities; clients that join later get the next numbers.
     num_examples
         Data sizes by identity, as far as they are known in advance. They take precedence over what a client
-        reports. Other sizes are learnt from the replies (``weighted_by_key`` of ``inner``).
+        reports. Other sizes are those that clients tell when they are asked or, if they tell none, report in
+        their replies (``weighted_by_key`` of ``inner``).
     max_examples
-        A client counts for no more examples than this, whatever it reports. By default a client may report up
-        to ten times what all others have together. Sizes in ``num_examples`` are not bounded.
+        A client counts for no more examples than this, whatever it reports. By default the bound is made of
+        the sizes of all clients (docs/research/flower-rules.md). Sizes in ``num_examples`` are not bounded.
     identity
         Returns the identity of a node, or None to ask the client. By default it is the name or key that the
         SuperNode was registered with; clients without one are asked.
@@ -349,18 +350,19 @@ class AdaptiveSampling(Strategy):
             if not self._pool.is_private:
                 replies, factors = self._without_diverged(drawn.names, replies, factors)
         heard = ~np.isnan(replies.lengths)
-        counted, counts = self._pool.count(drawn, replies.sizes), drawn.counted(replies.sizes)
-        norms, offline_examples = replies.sizes * replies.lengths, 0.0
+        counted = self._pool.count(drawn, replies.sizes)
+        counts = drawn.counted(counted.sizes)
+        norms, offline_examples = counted.sizes * replies.lengths, 0.0
         combined: Combined | None = None
         if self._memory is not None and (heard.any() or not len(cohort)):
             counting = replace(cohort, weights=counted.factor * cohort.weights)
-            combined = self._memory.combine(counting, self._clipped_updates(current, replies, factors))
+            combined = self._memory.combine(counting, self._clipped_updates(current, replies, factors, counts))
             memories = [reply.memory is not None for reply in replies.checked.values()]
             if isinstance(self._memory, MemorySum) and memories and not any(memories):
                 self._complaints.once(NO_MEMORY_MOD)
-            told = np.divide(replies.sizes, counts, out=np.ones(len(counts)), where=counts > 0.0)
+            told = np.divide(counted.sizes, counts, out=np.ones(len(counts)), where=counts > 0.0)
             norms, offline_examples = told * combined.norms, combined.offline_examples
-        weighed = self._pool.weigh(drawn, counted, norms, replies.sizes, offline_examples)
+        weighed = self._pool.weigh(drawn, counted, norms, counted.sizes, offline_examples)
         outcome = _Outcome(weighed, lengths, factors, replies.refused, usable=heard, combined=combined)
         if not heard.any() and (combined is None or combined.coefficient == 0.0):
             return outcome
@@ -411,11 +413,14 @@ class AdaptiveSampling(Strategy):
         return replies.without(diverged), factors
 
     def _clipped_updates(
-        self, current: OpenRound | SecureRound, replies: ClientReplies, factors: FloatArray
+        self,
+        current: OpenRound | SecureRound,
+        replies: ClientReplies,
+        factors: FloatArray,
+        counts: FloatArray,
     ) -> list[ClientUpdate | None]:
         """The updates that a memory gets, aligned with the cohort."""
         updates: list[ClientUpdate | None] = [None] * len(factors)
-        counts = current.drawn.counted(replies.sizes)
         for place, reply in replies.checked.items():
             update = factors[place] * current.model.update(reply.arrays)
             updates[place] = ClientUpdate(
