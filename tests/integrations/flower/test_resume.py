@@ -158,7 +158,7 @@ def test_a_sampler_of_ones_own_is_resumed_too():
         ({"metrics": '{"1": {"train": {"loss": "low"}}}'}, "metrics"),
         ({"metrics": '{"one": {}}'}, "metrics"),
         ({"evaluated": -1}, "evaluated"),
-        ({"sizes": np.zeros(3)}, "sizes"),
+        ({"reported_sizes": np.zeros(3)}, "reported_sizes"),
         ({"model_keys": '["w", "v"]'}, "model_keys"),
         ({"sampler.kind": "UniformSampler"}, "kind.*EmpiricalBayesSampler"),
     ],

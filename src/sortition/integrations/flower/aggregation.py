@@ -269,12 +269,10 @@ class OpenRound:
             told_size = float(self.drawn.told_sizes[place])
             try:
                 reply = check_reply(content, self.model.arrays, size_key, told_size)
-                if np.isnan(told_size):
-                    reply = replace(reply, size=min(reply.size, LARGEST_SIZE))
-                else:
+                if not np.isnan(told_size):
                     pool.compare_size(int(self.drawn.cohort.clients[place]), size_in(content, size_key))
                 length = self.model.length(reply.arrays)
-                if not reply.size * length <= LONGEST:
+                if not min(reply.size, LARGEST_SIZE) * length <= LONGEST:
                     raise UnusableError(f"its update times its number of examples is longer than {LONGEST:g}")
             except UnusableError as error:
                 complaints.refused(names[place], error)

@@ -195,6 +195,17 @@ class ClientPool:
         return self._sampler if self._run is None else self._run
 
     @property
+    def in_words(self) -> str:
+        """The sampler and the cohort size."""
+        sampler = "default sampler" if self._is_default else type(self._sampler).__name__
+        return f"{sampler}, {self.cohort_size} clients a round"
+
+    @property
+    def any_reply(self) -> bool:
+        """Whether there ever was a usable reply."""
+        return bool(self._has_replied.any())
+
+    @property
     def cohort_size(self) -> int:
         """K, the most clients that train in a round."""
         return self._cohort_size if self._sampler is None else self._sampler.cohort_size

@@ -135,10 +135,13 @@ class Complaints:
 
     def __init__(self) -> None:
         self._said: set[tuple[str, str]] = set()
+        self.last_refusal = ""
+        """What was refused last, and why."""
 
     def refused(self, client: str, error: UnusableError, what: str = "") -> None:
         """A reply was refused; ``what`` says to what question."""
         found = f" ({error.found})" if error.found else ""
+        self.last_refusal = f"what {client} returned: {error.reason}{found}"
         self.say(client, f"{what}counts as no reply: {error.reason}", found)
 
     def once(self, message: str) -> None:

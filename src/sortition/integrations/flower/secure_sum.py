@@ -48,7 +48,6 @@ from sortition.integrations.flower.arrays import arrays_of
 from sortition.integrations.flower.memory_sum import ClientAppCallable
 from sortition.integrations.flower.pool import ClientPool, DrawnCohort
 from sortition.integrations.flower.replies import Complaints, UnusableError, log_failures
-from sortition.integrations.flower.sizes import LARGEST_SIZE
 
 log = logging.getLogger("flwr.sortition")
 
@@ -227,7 +226,7 @@ class SecureRound:
             for node, reply in self.received.replies.items():
                 place = self.places[node]
                 lengths[place] = reply.norm
-                sizes[place] = min(reply.num_examples, LARGEST_SIZE)
+                sizes[place] = reply.num_examples
                 contents[place] = RecordDict({"metrics": reply.metrics})
                 if reply.shrink < 1.0 and not pool.is_private:
                     log.warning(

@@ -115,7 +115,7 @@ class DataSizes:
         before = self._reported[clients]
         self._first_weights[clients[np.isnan(before)]] = weights[np.isnan(before)]
         untold = np.isnan(self.told(clients))
-        for client in clients[untold & (sizes > GROWTH * before) & (before > 0.0)]:
+        for client in clients[untold & (sizes / GROWTH > before) & (before > 0.0)]:
             name = self._names[client]
             self._say_once(
                 f"growth {name}",

@@ -18,7 +18,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from sortition.core.errors import CohortError, ConfigurationError, StateError
+from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
 from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
 from sortition.core.types import BoolArray, FloatArray
@@ -63,6 +63,8 @@ KIND = "AdaptiveSampling"
 VERSION = 3
 MODEL = "model."
 """Prefix of the model's arrays in the state."""
+ROUNDS_IN_VAIN = 3
+"""A run stops if so many rounds had replies, and there never was one of any use."""
 EVALUATED, REPORTED = "flower_evaluated", "flower_reported"
 """Notes in the ledger: the metrics of a round after its evaluation, and that ``on_round`` has returned."""
 
@@ -197,6 +199,7 @@ class AdaptiveSampling(Strategy):
         self._memory: ModelMemory | MemorySum | None = None
         if memory:
             self._memory = MemorySum() if memory == "clients" else ModelMemory(memory_bytes)
+        self._memory_kind = str(memory)
         self._secure = workflow_for(secure_aggregation)
         if self._secure is not None and self._memory is not None:
             raise ConfigurationError(
@@ -217,6 +220,7 @@ class AdaptiveSampling(Strategy):
         self._is_started = False
         self._is_wrapped = False
         self._timeout: float | None = None
+        self._rounds_in_vain = 0  # rounds with replies before the first of any use
 
     @property
     def inner(self) -> Strategy:
@@ -288,6 +292,7 @@ class AdaptiveSampling(Strategy):
         )
         try:
             outcome = self._step(current, replies_of_round, server_round)
+            self._stop_in_vain(outcome)
             if outcome.arrays is None and not len(outcome.weighed.replied):
                 log.warning("No usable reply in round %d: model and sampler stay as they are", server_round)
         except UnusableError as error:
@@ -340,6 +345,26 @@ class AdaptiveSampling(Strategy):
         self._history.add(server_round, TRAIN, metrics)
         self._pool.observe(drawn, weighed, outcome.usable, state=lambda: self._state(with_sampler=False))
         return outcome.arrays, metrics
+
+    def _stop_in_vain(self, outcome: _Outcome) -> None:
+        """Raise if clients have replied in several rounds, and no reply of the run was of any use."""
+        replies = len(outcome.weighed.replied)
+        if not replies + outcome.refused:
+            return
+        if outcome.weighed.total_weight > 0.0 or (self._pool.any_reply and not self._rounds_in_vain):
+            self._rounds_in_vain = 0
+            return
+        self._rounds_in_vain += 1
+        if self._rounds_in_vain < ROUNDS_IN_VAIN:
+            return
+        found = f"The last one that was refused is {self._complaints.last_refusal}"
+        if replies:
+            key = self._inner.strategy.weighted_by_key
+            found = f"All that could be read report 0 examples ({key!r}), so nobody counts"
+        raise FeedbackError(
+            f"clients must send replies that can be used, but none was in {ROUNDS_IN_VAIN} rounds with "
+            f"replies: the model is still the first one. {found}. Mend the ClientApp, and start again"
+        )
 
     def _step(self, current: OpenRound | SecureRound, replies: ClientReplies, server_round: int) -> _Outcome:
         """What the replies make of the model; an UnusableError if that is unfit. Only ``inner`` changes."""
@@ -542,8 +567,7 @@ class AdaptiveSampling(Strategy):
         the ``start`` of a strategy that wraps this one, and the next ``configure_train`` raises an error.
         """
         self._is_wrapped = not self._is_started
-        sampler = "default sampler" if self.sampler is None else type(self.sampler).__name__
-        log.info("\t├──> Adaptive sampling: %s", sampler)
+        log.info("\t├──> Adaptive sampling: %s", self._pool.in_words)
         self._inner.strategy.summary()
 
     @named_keywords
@@ -676,6 +700,7 @@ class AdaptiveSampling(Strategy):
             "kind": KIND,
             "version": VERSION,
             "rounds": self._rounds_done,
+            "memory_kind": self._memory_kind,
             "model_keys": json.dumps(list(model)),
             **{f"{MODEL}{place}": array for place, array in enumerate(model.values())},
             **self._inner.state(),
@@ -691,6 +716,12 @@ class AdaptiveSampling(Strategy):
         kind, version = text(state, "kind"), state.get("version")
         if kind != KIND or version != VERSION:
             raise StateError(f"state must be of kind {KIND}, version {VERSION}, got {kind!r}, {version!r}")
+        memory_kind = text(state, "memory_kind") if "memory_kind" in state else self._memory_kind
+        if memory_kind != self._memory_kind:
+            raise StateError(
+                f"state is of a run with memory={memory_kind}, but this strategy has memory={self._memory_kind}. "
+                "Give the same, or another ledger to begin a new run"
+            )
         rounds = int(scalar(state, "rounds"))
         keys = string_list(state, "model_keys")
         try:
@@ -706,6 +737,8 @@ class AdaptiveSampling(Strategy):
         history = History.restored(state, *self._pool.notes(EVALUATED))
         if with_pool:
             self._pool.restore(state)
+        for change in self._inner.changed_settings(state):
+            log.warning("This run goes on with another setting of %s: %s", type(self.inner).__name__, change)
         self._inner.restore(attributes)
         self._ratio, self._clip, self._memory, self._history = ratio, clip, memory, history
         self._arrays = record_of(model)
