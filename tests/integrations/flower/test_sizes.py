@@ -50,6 +50,11 @@ def test_all_liars_two_clients_zeros_and_a_large_client(sizes, counted):
     assert known(sizes) == counted
 
 
+@pytest.mark.parametrize("sizes", [[400, 200, 100] + [10] * 17, [5000] * 11 + [20] * 90, [800, 90, 10]])
+def test_a_few_large_clients_are_not_bounded(sizes):
+    assert known(sizes) == sizes
+
+
 @pytest.mark.parametrize("number", [5, 10, 30, 100, 1000])
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.3])
 def test_a_power_law_is_not_bounded(exponent, number):
@@ -60,13 +65,13 @@ def test_a_power_law_is_not_bounded(exponent, number):
 @pytest.mark.parametrize("number", [30, 100, 1000, 10_000])
 @pytest.mark.parametrize("deviation", [1.0, 2.0])
 def test_log_normal_sizes_are_hardly_bounded(deviation, number):
-    """In one of ten federations of 30 the largest client counts for a little less; in large ones never."""
+    """In one of six federations of 30 the largest client counts for a little less; in large ones never."""
     rng = np.random.default_rng(5)
     lost = []
     for _ in range(50):
         sizes = np.exp(deviation * rng.normal(size=number))
         lost.append(1.0 - sum(known(sizes)) / sizes.sum())
-    assert np.mean(np.array(lost) > 1e-12) <= (0.15 if number == 30 else 0.04)
+    assert np.mean(np.array(lost) > 1e-12) <= (0.2 if number == 30 else 0.04)
     assert np.mean(lost) < 0.04
 
 

@@ -24,7 +24,7 @@ FEWEST_NAMED = 10
 MANY_KNOWN = 100
 """Those that are not far beyond the bound are named once this many are known, or all: it still moves."""
 LARGEST_MULTIPLE = 10.0
-"""Without ``max_examples``, any client may report this many times the upper quartile of the sizes."""
+"""Without ``max_examples``, any client may report this many times the ninth decile of the sizes."""
 TAIL_MULTIPLE = 1.5
 """It may also report this many times what the largest has if sizes follow a power law."""
 LARGEST_ODDS = 2.0
@@ -119,9 +119,9 @@ class DataSizes:
             name = self._names[client]
             self._say_once(
                 f"growth {name}",
-                "\t> %s reports %g examples, and has reported %g before. From the next round on it counts with "
-                "what it reports now, within the bound for all. If that is wrong, give the right number on the "
-                "server: num_examples={%r: ...}",
+                "\t> %s reports %g examples, and has reported %g before. From the next round on it counts "
+                "with what it reports now, within the bound for all. If that is wrong, give the right number "
+                "on the server: num_examples={%r: ...}",
                 *(name, float(sizes[clients == client][0]), float(self._reported[client]), name),
             )
         self._set(clients[untold], sizes[untold])
@@ -132,9 +132,9 @@ class DataSizes:
         if self._answered[client] and not math.isnan(reported) and reported != size:
             self._say_once(
                 "answers",
-                "\t> %s has told %g examples when it was asked, and reports %g in its reply. What a client tells "
-                "when asked counts, here and for all others (replies may report examples times epochs). If that "
-                "is wrong, give the right number on the server: num_examples={%r: ...}",
+                "\t> %s has told %g examples when it was asked, and reports %g in its reply. What a client "
+                "tells when asked counts, here and for all others (replies may report examples times epochs). "
+                "If that is wrong, give the right number on the server: num_examples={%r: ...}",
                 *(self._names[client], size, reported, self._names[client]),
             )
 
@@ -256,8 +256,8 @@ class DataSizes:
             if self._max_examples is not None or all_known or len(known) >= enough:
                 self._say_once(
                     f"bound {name}",
-                    "\t> %s reports %g examples and is counted with %g: %s. If it really has more, say so on the "
-                    "server: num_examples={%r: ...} for this client, or max_examples= for all",
+                    "\t> %s reports %g examples and is counted with %g: %s. If it really has more, say so on "
+                    "the server: num_examples={%r: ...} for this client, or max_examples= for all",
                     *(name, reported, self._sizes[client]),
                     "far more than others have" if self._max_examples is None else "max_examples",
                     name,
@@ -293,30 +293,29 @@ class Credible(NamedTuple):
 def credible(sizes: FloatArray, num_clients: int) -> Credible:
     r"""What is believed of ``num_clients`` clients that report their sizes, if these are the known ones.
 
-    Let Q be the upper quartile of the sizes above 0, r its rank among all clients, from above, and a the
+    Let Q be the ninth decile of the sizes above 0, r its rank among all clients, from above, and a the
     exponent of the power law through Q and the median. Then the largest of all would have :math:`Q r^a`. The
     bound is :math:`Q \max(10, 1.5\, r^a)`. From ten sizes on it is also at most twice the sum of all others,
-    each taken to be at most 10 Q. A tenth of the clients can raise Q, but not far
-    (docs/research/flower-rules.md).
+    each taken to be at most 10 Q. A tenth of the clients can't set Q (docs/research/flower-rules.md).
 
     >>> credible(np.array([1e9] + 29 * [5.0]), 30)
     Credible(largest=50.0, ordinary=5.0)
     >>> round(credible(510.0 / np.arange(1, 31) ** 1.3, 30).largest)
-    765
+    841
     """
     descending = np.sort(np.minimum(sizes[sizes > 0.0], LARGEST_SIZE))[::-1]
     number = len(descending)
     if number < 2 or not num_clients:
         return Credible(LARGEST_SIZE, LARGEST_SIZE)
-    top = max(1, number // 4)
+    top = max(1, number // 10)
     middle = max(top, number // 2)
-    quartile, median = float(descending[top]), float(descending[middle])
-    exponent = math.log(quartile / median) / math.log((middle + 1) / (top + 1)) if middle > top else 0.0
+    decile, median = float(descending[top]), float(descending[middle])
+    exponent = math.log(decile / median) / math.log((middle + 1) / (top + 1)) if middle > top else 0.0
     each = num_clients / len(sizes)  # how many clients one that is known stands for
     tail = TAIL_MULTIPLE * ((top + 1) * each) ** min(exponent, LARGEST_EXPONENT)
-    bound = quartile * max(LARGEST_MULTIPLE, tail)
+    bound = decile * max(LARGEST_MULTIPLE, tail)
     if number >= FEWEST_NAMED:
-        others = np.minimum(descending[1:], LARGEST_MULTIPLE * quartile)
+        others = np.minimum(descending[1:], LARGEST_MULTIPLE * decile)
         bound = min(bound, LARGEST_ODDS * each * float(others.sum()))
     return Credible(min(bound, LARGEST_SIZE), median)
 

@@ -381,7 +381,9 @@ class AdaptiveSampling(Strategy):
         combined: Combined | None = None
         if self._memory is not None and (heard.any() or not len(cohort)):
             counting = replace(cohort, weights=counted.factor * cohort.weights)
-            combined = self._memory.combine(counting, self._clipped_updates(current, replies, factors, counts))
+            combined = self._memory.combine(
+                counting, self._clipped_updates(current, replies, factors, counts)
+            )
             memories = [reply.memory is not None for reply in replies.checked.values()]
             if isinstance(self._memory, MemorySum) and memories and not any(memories):
                 self._complaints.once(NO_MEMORY_MOD)
@@ -719,8 +721,8 @@ class AdaptiveSampling(Strategy):
         memory_kind = text(state, "memory_kind") if "memory_kind" in state else self._memory_kind
         if memory_kind != self._memory_kind:
             raise StateError(
-                f"state is of a run with memory={memory_kind}, but this strategy has memory={self._memory_kind}. "
-                "Give the same, or another ledger to begin a new run"
+                f"state is of a run with memory={memory_kind}, but this strategy has "
+                f"memory={self._memory_kind}. Give the same, or another ledger to begin a new run"
             )
         rounds = int(scalar(state, "rounds"))
         keys = string_list(state, "model_keys")
