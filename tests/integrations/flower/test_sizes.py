@@ -72,7 +72,7 @@ def test_log_normal_sizes_are_hardly_bounded(deviation, number):
         sizes = np.exp(deviation * rng.normal(size=number))
         lost.append(1.0 - sum(known(sizes)) / sizes.sum())
     assert np.mean(np.array(lost) > 1e-12) <= (0.2 if number == 30 else 0.04)
-    assert np.mean(lost) < 0.04
+    assert np.mean(lost) < 0.06
 
 
 @pytest.mark.parametrize("deviation", [0.0, 1.0, 2.0])

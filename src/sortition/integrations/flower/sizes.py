@@ -31,6 +31,8 @@ LARGEST_ODDS = 2.0
 """But it may not report more than this many times what all others have together."""
 GROWTH = 2.0
 """The log names a client whose replies report more than this many times what they did before."""
+OUTLYING = 2.0
+"""Sizes above this many times the bound do not help to set it."""
 BEYOND_BELIEF = 10.0
 """A size above this many times the bound is not believed at all: the client counts like the median one."""
 LARGEST_EXPONENT = 5.0
@@ -133,7 +135,7 @@ class DataSizes:
             self._say_once(
                 "answers",
                 "\t> %s has told %g examples when it was asked, and reports %g in its reply. What a client "
-                "tells when asked counts, here and for all others (replies may report examples times epochs). "
+                "tells when asked counts, here and for others (replies may report examples times epochs). "
                 "If that is wrong, give the right number on the server: num_examples={%r: ...}",
                 *(self._names[client], size, reported, self._names[client]),
             )
@@ -296,16 +298,25 @@ def credible(sizes: FloatArray, num_clients: int) -> Credible:
     Let Q be the ninth decile of the sizes above 0, r its rank among all clients, from above, and a the
     exponent of the power law through Q and the median. Then the largest of all would have :math:`Q r^a`. The
     bound is :math:`Q \max(10, 1.5\, r^a)`. From ten sizes on it is also at most twice the sum of all others,
-    each taken to be at most 10 Q. A tenth of the clients can't set Q (docs/research/flower-rules.md).
+    each taken to be at most 10 Q. If some are more than twice the bound, it is made anew without them. A
+    tenth of the clients can't set Q (docs/research/flower-rules.md).
 
     >>> credible(np.array([1e9] + 29 * [5.0]), 30)
     Credible(largest=50.0, ordinary=5.0)
     >>> round(credible(510.0 / np.arange(1, 31) ** 1.3, 30).largest)
     841
     """
+    first = _credible(sizes, num_clients)
+    others = sizes[sizes <= OUTLYING * first.largest]
+    outlying = len(sizes) - len(others)
+    return _credible(others, num_clients - outlying) if outlying and len(others) >= FEWEST_NAMED else first
+
+
+def _credible(sizes: FloatArray, num_clients: int) -> Credible:
+    """The same in one pass."""
     descending = np.sort(np.minimum(sizes[sizes > 0.0], LARGEST_SIZE))[::-1]
     number = len(descending)
-    if number < 2 or not num_clients:
+    if number < 2 or num_clients < 1:
         return Credible(LARGEST_SIZE, LARGEST_SIZE)
     top = max(1, number // 10)
     middle = max(top, number // 2)
