@@ -296,10 +296,10 @@ def credible(sizes: FloatArray, num_clients: int) -> Credible:
     r"""What is believed of ``num_clients`` clients that report their sizes, if these are the known ones.
 
     Let Q be the ninth decile of the sizes above 0, r its rank among all clients, from above, and a the
-    exponent of the power law through Q and the median. Then the largest of all would have :math:`Q r^a`. The
+    exponent of the power law through the upper quartile and the median. Then the largest of all would have :math:`Q r^a`. The
     bound is :math:`Q \max(10, 1.5\, r^a)`. From ten sizes on it is also at most twice the sum of all others,
-    each taken to be at most 10 Q. If some are more than twice the bound, it is made anew without them. A
-    tenth of the clients can't set Q (docs/research/flower-rules.md).
+    each taken to be at most 10 Q. If some are more than twice the bound, it is made anew without them.
+    docs/research/flower-rules.md says how far liars can move it.
 
     >>> credible(np.array([1e9] + 29 * [5.0]), 30)
     Credible(largest=50.0, ordinary=5.0)
@@ -319,9 +319,11 @@ def _credible(sizes: FloatArray, num_clients: int) -> Credible:
     if number < 2 or num_clients < 1:
         return Credible(LARGEST_SIZE, LARGEST_SIZE)
     top = max(1, number // 10)
-    middle = max(top, number // 2)
-    decile, median = float(descending[top]), float(descending[middle])
-    exponent = math.log(decile / median) / math.log((middle + 1) / (top + 1)) if middle > top else 0.0
+    upper = max(top, number // 4)
+    middle = max(upper, number // 2)
+    decile, quartile, median = (float(descending[place]) for place in (top, upper, middle))
+    steps = math.log((middle + 1) / (upper + 1))
+    exponent = math.log(quartile / median) / steps if steps else 0.0
     each = num_clients / len(sizes)  # how many clients one that is known stands for
     tail = TAIL_MULTIPLE * ((top + 1) * each) ** min(exponent, LARGEST_EXPONENT)
     bound = decile * max(LARGEST_MULTIPLE, tail)

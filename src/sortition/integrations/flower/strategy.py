@@ -718,12 +718,6 @@ class AdaptiveSampling(Strategy):
         kind, version = text(state, "kind"), state.get("version")
         if kind != KIND or version != VERSION:
             raise StateError(f"state must be of kind {KIND}, version {VERSION}, got {kind!r}, {version!r}")
-        memory_kind = text(state, "memory_kind") if "memory_kind" in state else self._memory_kind
-        if memory_kind != self._memory_kind:
-            raise StateError(
-                f"state is of a run with memory={memory_kind}, but this strategy has "
-                f"memory={self._memory_kind}. Give the same, or another ledger to begin a new run"
-            )
         rounds = int(scalar(state, "rounds"))
         keys = string_list(state, "model_keys")
         try:
@@ -739,8 +733,12 @@ class AdaptiveSampling(Strategy):
         history = History.restored(state, *self._pool.notes(EVALUATED))
         if with_pool:
             self._pool.restore(state)
-        for change in self._inner.changed_settings(state):
-            log.warning("This run goes on with another setting of %s: %s", type(self.inner).__name__, change)
+        changes = self._inner.changed_settings(state)
+        memory_kind = text(state, "memory_kind") if "memory_kind" in state else self._memory_kind
+        if memory_kind != self._memory_kind:
+            changes.append(f"memory was {memory_kind} and is {self._memory_kind}")
+        for change in changes:
+            log.warning("This run goes on with another setting: %s", change)
         self._inner.restore(attributes)
         self._ratio, self._clip, self._memory, self._history = ratio, clip, memory, history
         self._arrays = record_of(model)
