@@ -296,10 +296,10 @@ def credible(sizes: FloatArray, num_clients: int) -> Credible:
     r"""What is believed of ``num_clients`` clients that report their sizes, if these are the known ones.
 
     Let Q be the ninth decile of the sizes above 0, r its rank among all clients, from above, and a the
-    exponent of the power law through the upper quartile and the median. Then the largest of all would have :math:`Q r^a`. The
-    bound is :math:`Q \max(10, 1.5\, r^a)`. From ten sizes on it is also at most twice the sum of all others,
-    each taken to be at most 10 Q. If some are more than twice the bound, it is made anew without them.
-    docs/research/flower-rules.md says how far liars can move it.
+    exponent of the power law through the upper quartile and the median. Then the largest of all would have
+    :math:`Q r^a`. The bound is :math:`Q \max(10, 1.5\, r^a)`. From ten sizes on it is also at most twice the
+    sum of all others, each taken to be at most 10 Q. If some are more than twice the bound, it is made anew
+    without them. docs/research/flower-rules.md says how far liars can move it.
 
     >>> credible(np.array([1e9] + 29 * [5.0]), 30)
     Credible(largest=50.0, ordinary=5.0)
