@@ -130,11 +130,13 @@ def make_strategy(method: str, federation: Federation, seed: int) -> Strategy:
     clients, cohort_size = len(federation.sizes), federation.cohort_size
     if method == "flower":
         return FedAvg(fraction_train=cohort_size / clients, fraction_evaluate=0.0)
-    inner = FedAvg(fraction_evaluate=0.0)
+    inner, most = FedAvg(fraction_evaluate=0.0), max(federation.sizes)  # or "dominant" looks like a liar
     if method == "uniform":
         sampler = UniformSampler(num_clients=clients, cohort_size=cohort_size, design="fixed_size", seed=seed)
-        return AdaptiveSampling(inner, sampler=sampler)
-    return AdaptiveSampling(inner, cohort_size=cohort_size, seed=seed, memory="memory" in method)
+        return AdaptiveSampling(inner, sampler=sampler, max_examples=most)
+    return AdaptiveSampling(
+        inner, cohort_size=cohort_size, seed=seed, memory="memory" in method, max_examples=most
+    )
 
 
 class TargetReached(Exception):  # noqa: N818 - not an error

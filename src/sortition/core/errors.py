@@ -19,7 +19,7 @@ class AvailabilityError(SortitionError, ValueError):
 
 
 class FeedbackError(SortitionError, ValueError):
-    """Norms that are no norms: wrong length, negative, infinite."""
+    """Norms that are no norms: wrong length, negative, infinite; or replies of which none is of any use."""
 
 
 class CohortError(SortitionError, ValueError):

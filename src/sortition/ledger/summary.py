@@ -38,6 +38,12 @@ NAMES = ("client", "name")
 LOGGED_NUMBERS = ("round", "name", "value")
 NAMED_NUMBERS = 8
 """How many of the logged numbers the line of figures shows."""
+TROUBLES = {
+    "train/sampling-refused": "replies refused",
+    "train/sampling-clipped": "updates made shorter",
+    "train/sampling-resting-clients": "rounds of rest for silent clients",
+}
+"""Logged names of a Flower run, in rounds where they are above 0, and what their sums count."""
 _SHARED = ("num_clients", "cohort_size", "client_weights", "design", "guard", "privacy")
 """Settings that an expert shares with its portfolio, or does not use in it."""
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -293,18 +299,26 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         ("failures", failed),
         ("gain", summary.gain.in_words()),
         ("suspects", summary.suspicion.in_words(summary.clients.names)),
-        *([("last logged", _logged_in_words(summary.logged))] if summary.logged else []),
+        *([("troubles", troubles)] if (troubles := _troubles_in_words(summary.logged)) else []),
+        *([("last logged", logged)] if (logged := _logged_in_words(summary.logged)) else []),
     ]
     return [(name, printable(value)) for name, value in found]
 
 
 def _logged_in_words(logged: Mapping[str, Mapping[int, float]]) -> str:
     """The last number of each name, and after how many rounds."""
-    words = []
-    for name, by_round in list(logged.items())[:NAMED_NUMBERS]:
+    words, numbers = [], {name: found for name, found in logged.items() if name not in TROUBLES}
+    for name, by_round in list(numbers.items())[:NAMED_NUMBERS]:
         last = max(by_round)
         words.append(f"{name} {by_round[last]:.4g} (round {last + 1})")
-    return ", ".join([*words, *(["..."] if len(logged) > NAMED_NUMBERS else [])])
+    return ", ".join([*words, *(["..."] if len(numbers) > NAMED_NUMBERS else [])])
+
+
+def _troubles_in_words(logged: Mapping[str, Mapping[int, float]]) -> str:
+    """How many replies of a Flower run were refused or changed, and how long silent clients rested."""
+    return ", ".join(
+        f"{sum(logged[name].values()):.0f} {what}" for name, what in TROUBLES.items() if name in logged
+    )
 
 
 def _continued(summary: RunSummary) -> str:

@@ -9,9 +9,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
-from sortition import ConfigurationError, Guard, UniformSampler, default_sampler
+from sortition import ConfigurationError, FeedbackError, Guard, UniformSampler, default_sampler
 from sortition.integrations.flower import AdaptiveSampling
 from sortition.integrations.flower.arrays import STYPE, arrays_of, packed, view
+from sortition.lab.reports.ledger_page import ledger_page
+from sortition.ledger import read_run
+from sortition.ledger.summary import figures, summarise
 from tests.integrations.flower.fake_grid import (
     Client,
     FakeGrid,
@@ -607,3 +610,70 @@ def test_arrays_are_read_and_written_as_flower_does(values):
             np.testing.assert_array_equal(read, values)
             assert read.dtype == values.dtype
     assert packed(values).data == Array(values).data
+
+
+# Runs in which nothing is of any use
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
+def test_a_run_without_any_usable_reply_stops_and_says_why(inner):
+    class Nan(FakeGrid):
+        def _reply(self, message):
+            reply = super()._reply(message)
+            if message.metadata.message_type == "train":
+                reply.content["arrays"] = arrays(w=[np.nan])
+            return reply
+
+    strategy = AdaptiveSampling(inner(fraction_evaluate=0.0), cohort_size=2)
+    grid = Nan(federation([Client() for _ in range(6)]).nodes)
+    with pytest.raises(
+        FeedbackError, match=r"in 3 rounds.*name:client-\d returned: its array 'w' must be fin"
+    ):
+        strategy.start(grid, model(0.0), num_rounds=40)
+    assert len(grid.sent) == 3 * 2
+
+
+def test_a_run_in_which_all_report_0_examples_stops_and_says_why():
+    strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=2)
+    grid = federation([Client(examples=0.0) for _ in range(6)])
+    with pytest.raises(FeedbackError, match=r"report 0 examples \('num-examples'\)"):
+        strategy.start(grid, model(0.0), num_rounds=40)
+    assert len(grid.sent) == 3 * 2
+
+
+def test_silence_does_not_stop_a_run_and_neither_do_three_bad_rounds_later_on():
+    def fails(server_round):
+        return "raises" if server_round < 6 else None
+
+    silent = federation([Client(fails=fails) for _ in range(2)])
+    strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=2)
+    assert len(strategy.start(silent, model(0.0), num_rounds=8).train_metrics_clientapp) == 8
+
+    def spoiled(content):
+        content["arrays"] = arrays(w=[np.nan])
+
+    bad = rewriting([Client()], spoiled, rounds=range(2, 20))
+    strategy = AdaptiveSampling(
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1), cohort_size=1
+    )
+    assert len(strategy.start(bad, model(0.0), num_rounds=8).train_metrics_clientapp) == 8
+
+
+def test_the_record_shows_what_was_refused_and_made_shorter(tmp_path):
+    def jumps(arrays, server_round):
+        return {"w": arrays["w"] + (300.0 if server_round > 3 else 1.0)}
+
+    def spoiled(content):
+        content["arrays"] = arrays(w=[np.nan])
+
+    steady = [Client(train=lambda arrays, _: {"w": arrays["w"] + 1.0}) for _ in range(6)]
+    grid = rewriting([Client(train=jumps), *steady], spoiled, rounds=(1, 2))
+    strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=7, ledger=tmp_path / "run.db")
+    result = strategy.start(grid, model(0.0), num_rounds=6)
+    rounds = result.train_metrics_clientapp.values()
+    assert sum(each["sampling-clipped"] for each in rounds) == 3
+    with read_run(tmp_path / "run.db") as record:
+        shown = dict(figures(summarise(record)))
+        assert "train/sampling-clipped" not in ledger_page(record)
+    assert shown["troubles"] == "2 replies refused, 3 updates made shorter"
+    assert "sampling" not in shown.get("last logged", "")

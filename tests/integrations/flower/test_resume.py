@@ -158,7 +158,7 @@ def test_a_sampler_of_ones_own_is_resumed_too():
         ({"metrics": '{"1": {"train": {"loss": "low"}}}'}, "metrics"),
         ({"metrics": '{"one": {}}'}, "metrics"),
         ({"evaluated": -1}, "evaluated"),
-        ({"sizes": np.zeros(3)}, "sizes"),
+        ({"reported_sizes": np.zeros(3)}, "reported_sizes"),
         ({"model_keys": '["w", "v"]'}, "model_keys"),
         ({"sampler.kind": "UniformSampler"}, "kind.*EmpiricalBayesSampler"),
     ],
@@ -169,3 +169,43 @@ def test_a_state_that_does_not_fit_is_refused(change, named):
     fresh = AdaptiveSampling(INNER["FedAvg"](), cohort_size=4)
     with pytest.raises(StateError, match=named):
         fresh.load_state_dict({**strategy.state_dict(), **change})
+
+
+@pytest.mark.parametrize("with_ledger", [True, False])
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"eta": 0.01}, ["eta was 0.1 and is 0.01"]),
+        ({"memory": True}, ["memory was False and is True"]),
+        ({"eta": 0.1}, []),
+    ],
+)
+def test_another_setting_or_memory_is_told(changed, told, with_ledger, tmp_path, caplog):
+    ledger = tmp_path / "run.db" if with_ledger else None
+
+    def strategy(eta=0.1, **options):
+        inner = FedAdam(fraction_evaluate=0.0, eta=eta)
+        return AdaptiveSampling(inner, cohort_size=2, ledger=ledger, **options)
+
+    def resumed(**options):
+        other = strategy(**options)
+        if not with_ledger:
+            other.load_state_dict(state)
+        return other.start(federation([Client() for _ in range(3)]), model(0.0), num_rounds=4)
+
+    first = strategy()
+    first.start(federation([Client() for _ in range(3)]), model(0.0), num_rounds=2)
+    state = first.state_dict()
+    caplog.clear()
+    resumed(**changed)
+    said = [each.getMessage() for each in caplog.records if "another setting" in each.getMessage()]
+    assert said == [f"This run goes on with another setting: {change}" for change in told]
+
+
+def test_the_log_says_at_the_start_who_draws_how_many(tmp_path, caplog):
+    for _ in range(2):  # begun, and resumed
+        caplog.clear()
+        strategy = AdaptiveSampling(FedAvg(fraction_evaluate=0.0), cohort_size=2, ledger=tmp_path / "run.db")
+        with caplog.at_level("INFO", logger="flwr"):
+            strategy.start(federation([Client() for _ in range(3)]), model(0.0), num_rounds=1)
+        assert "Adaptive sampling: default sampler, 2 clients a round" in caplog.text

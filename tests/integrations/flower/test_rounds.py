@@ -113,8 +113,8 @@ def test_the_sampler_hears_the_norms_scaled_by_the_share_of_the_data():
 
 def test_the_log_tells_of_a_client_that_reports_most_of_the_data(caplog):
     """Once; of a size that the server has given itself it need not be told."""
-    for given in (None, {"name:client-7": 500.0}):
-        grid = federation([Client(examples=500.0 if m == 7 else 20.0 + m) for m in range(12)])
+    for given in (None, {"name:client-7": 290.0}):
+        grid = federation([Client(examples=290.0 if m == 7 else 20.0 + m) for m in range(12)])
         strategy = adaptive(cohort_size=12, num_examples=given)
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="flwr"):
@@ -127,7 +127,7 @@ def test_the_log_tells_of_a_client_that_reports_most_of_the_data(caplog):
         assert all("name:client-7" in message and "num_examples" in message for message in told)
 
 
-@pytest.mark.parametrize("sizes", [[70.0] + [1.0] * 8, [11.0] + [1.0] * 11, [0.0] * 12])
+@pytest.mark.parametrize("sizes", [[10.0] + [1.0] * 8, [11.0] + [1.1] * 10, [0.0] * 12])
 def test_the_log_is_silent_about_sizes_that_may_well_be(sizes, caplog):
     """Nine sizes are few; eleven of twenty-two is no more than all others; nobody may have anything."""
     with caplog.at_level(logging.WARNING, logger="flwr"):

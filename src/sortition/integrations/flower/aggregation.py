@@ -32,7 +32,9 @@ from sortition.integrations.flower.replies import (
     UnusableError,
     check_reply,
     log_failures,
+    size_in,
 )
+from sortition.integrations.flower.sizes import LARGEST_SIZE
 
 log = logging.getLogger("flwr.sortition")
 
@@ -220,7 +222,7 @@ class ClientReplies:
     lengths: FloatArray
     """Norms of the updates."""
     sizes: FloatArray
-    """Numbers of examples."""
+    """Numbers of examples, as they were told or reported."""
     checked: dict[int, CheckedReply] = field(default_factory=dict)
     """What each client returned, by place in the cohort."""
     contents: dict[int, RecordDict] = field(default_factory=dict)
@@ -264,14 +266,13 @@ class OpenRound:
         names, num_drawn = self.drawn.names, len(self.drawn.cohort)
         found, refused = ClientReplies(np.full(num_drawn, np.nan), np.full(num_drawn, np.nan)), 0
         for place, content in sorted(self._contents(replies).items()):
-            given_size = float(self.drawn.given_sizes[place])
+            told_size = float(self.drawn.told_sizes[place])
             try:
-                reply = check_reply(content, self.model.arrays, size_key, given_size)
-                if np.isnan(given_size):
-                    client = int(self.drawn.cohort.clients[place])
-                    reply = replace(reply, size=pool.counted_size(client, reply.size))
+                reply = check_reply(content, self.model.arrays, size_key, told_size)
+                if not np.isnan(told_size):
+                    pool.compare_size(int(self.drawn.cohort.clients[place]), size_in(content, size_key))
                 length = self.model.length(reply.arrays)
-                if not reply.size * length <= LONGEST:
+                if not min(reply.size, LARGEST_SIZE) * length <= LONGEST:
                     raise UnusableError(f"its update times its number of examples is longer than {LONGEST:g}")
             except UnusableError as error:
                 complaints.refused(names[place], error)

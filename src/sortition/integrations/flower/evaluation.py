@@ -92,7 +92,7 @@ class OpenEvaluation:
         self,
         replies: Iterable[Message],
         size_key: str,
-        counted: Callable[[str, float], float],
+        counted: Callable[[float], float],
         complaints: Complaints,
     ) -> EvaluationReplies:
         """Check each reply; one that is malformed counts as none and is named in the log."""
@@ -115,7 +115,7 @@ class OpenEvaluation:
             try:
                 _check_metrics(reply.content, size_key)
                 if np.isnan(size):
-                    size = counted(name, reported_size(reply.content, size_key))
+                    size = counted(reported_size(reply.content, size_key))
             except UnusableError as error:
                 complaints.refused(name, error, "for evaluation ")
                 continue

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from sortition.core.errors import StateError
 from sortition.core.state import count, text
+from sortition.ledger.summary import TROUBLES
 
 OnRound: TypeAlias = Callable[[int, dict[str, Any], ArrayRecord], object]
 """Called with the number of a round, its metrics and the model."""
@@ -48,9 +49,16 @@ class History:
         }
 
     def logged(self, server_round: int) -> dict[str, Any]:
-        """Those of a round for the ledger's log. It has the draws, so ``sampling-*`` is left out."""
+        """Those of a round for the ledger's log.
+
+        It has the draws, so ``sampling-*`` is left out, but for what went wrong.
+        """
         found = self.of_round(server_round)
-        return {name: value for name, value in found.items() if not name.startswith(f"{TRAIN}/sampling-")}
+        return {
+            name: value
+            for name, value in found.items()
+            if not name.startswith(f"{TRAIN}/sampling-") or (name in TROUBLES and value)
+        }
 
     def result(self, arrays: ArrayRecord) -> Result:
         """What ``start`` returns."""

@@ -270,6 +270,7 @@ class InnerStrategy:
         }
         return {
             "inner": type(self.strategy).__name__,
+            "inner_settings": json.dumps(self._settings()),
             "inner_attributes": json.dumps(changed),
             **{f"inner_array.{place}": array for place, array in enumerate(arrays)},
         }
@@ -284,6 +285,19 @@ class InnerStrategy:
             return {key: _decode(structure, state) for key, structure in attributes.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(f"state must hold 'inner_attributes' of {own}, got {error!r}") from None
+
+    def changed_settings(self, state: Mapping[str, Any]) -> list[str]:
+        """Settings of the strategy that are not those of ``state``, in words; none if it has none."""
+        before = json.loads(str(text(state, "inner_settings"))) if "inner_settings" in state else {}
+        return [
+            f"{name} was {before[name]!r} and is {value!r}"
+            for name, value in self._settings().items()
+            if name in before and before[name] != value
+        ]
+
+    def _settings(self) -> dict[str, Any]:
+        """The numbers and strings that the strategy was built with."""
+        return {name: each["value"] for name, (each, _) in self._initial.items() if "value" in each}
 
     def restore(self, attributes: Mapping[str, Any]) -> None:
         """Set these attributes."""

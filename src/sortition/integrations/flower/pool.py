@@ -22,7 +22,7 @@ from sortition.core.types import BoolArray, FloatArray, IntArray
 from sortition.core.validation import whole_number
 from sortition.integrations.flower.identities import natural_order, some
 from sortition.integrations.flower.silence import LEAST_SILENT, Silence
-from sortition.integrations.flower.sizes import LARGEST_SIZE, DataSizes
+from sortition.integrations.flower.sizes import DataSizes
 from sortition.ledger import RecordedSampler, open_run, read_run
 from sortition.ledger.files import run_file, side_directory
 from sortition.ledger.notes import logged_number
@@ -53,8 +53,8 @@ class DrawnCohort:
     cohort: Cohort
     names: tuple[str, ...]
     """The identities of ``cohort.clients``, in the same order."""
-    given_sizes: FloatArray
-    """Sizes that were given for ``cohort.clients``; nan if the client is to report its own."""
+    told_sizes: FloatArray
+    """Sizes of ``cohort.clients`` that no reply changes; nan if the client is to report its own."""
     known_sizes: FloatArray
     """Sizes of ``cohort.clients`` that were known, given or reported; nan for the others."""
     available: IntArray
@@ -98,6 +98,8 @@ class CountedReplies:
 
     known_sizes: DataSizes
     """What is known of the data sizes after these replies."""
+    sizes: FloatArray
+    """What each client counts for from now on, aligned with the cohort; nan means no reply."""
     total_size: float
     """The examples of all available clients, known or estimated."""
     factor: float
@@ -193,6 +195,17 @@ class ClientPool:
         return self._sampler if self._run is None else self._run
 
     @property
+    def in_words(self) -> str:
+        """The sampler and the cohort size."""
+        sampler = "default sampler" if self._is_default else type(self._sampler).__name__
+        return f"{sampler}, {self.cohort_size} clients a round"
+
+    @property
+    def any_reply(self) -> bool:
+        """Whether there ever was a usable reply."""
+        return bool(self._has_replied.any())
+
+    @property
     def cohort_size(self) -> int:
         """K, the most clients that train in a round."""
         return self._cohort_size if self._sampler is None else self._sampler.cohort_size
@@ -235,7 +248,7 @@ class ClientPool:
         return DrawnCohort(
             cohort=cohort,
             names=tuple(identities[client] for client in cohort.clients),
-            given_sizes=self._sizes.given(cohort.clients),
+            told_sizes=self._sizes.told(cohort.clients),
             known_sizes=self._sizes.known(cohort.clients),
             available=available,
             probabilities=probabilities / probabilities.sum(),
@@ -270,17 +283,16 @@ class ClientPool:
         """The sizes of these clients that are known, and those that were given; nan for the others."""
         return self._sizes.by_name(names)
 
-    def counted_evaluation(self, name: str, reported: float) -> float:
+    def counted_evaluation(self, reported: float) -> float:
         """What a number of examples counts for that a client reports in an evaluation."""
-        client = self._ids.get(name)
-        return min(reported, LARGEST_SIZE) if client is None else self._sizes.bounded(client, reported)
+        return self._sizes.bounded(reported)
 
-    def counted_size(self, client: int, reported: float) -> float:
-        """What a reported number of examples counts for."""
-        return self._sizes.bounded(client, reported)
+    def compare_size(self, client: int, reported: float) -> None:
+        """Compare the number of examples in a reply with what the client has told when it was asked."""
+        self._sizes.compare(client, reported)
 
-    def count(self, drawn: DrawnCohort, sizes: FloatArray) -> CountedReplies:
-        r"""How much the replies may count together; changes nothing.
+    def count(self, drawn: DrawnCohort, reported: FloatArray) -> CountedReplies:
+        r"""How much the replies may count together; changes nothing. ``reported`` are the sizes in them.
 
         With n the examples of all available clients, the cohort weights have :math:`\sum n_m
         \mathrm{weight}_m = n` on average, and the step is unbiased. Two cases are different:
@@ -290,18 +302,19 @@ class ClientPool:
           ratio of two unbiased estimates. The estimate of n then does not matter.
         - If the sum is above ``largest_total_weight`` times n, the weights are lowered so that it is not.
         """
-        heard = ~np.isnan(sizes)
+        heard = ~np.isnan(reported)
         replied = drawn.cohort.replied(heard)
         known_sizes = self._sizes.copy()
-        known_sizes.record(replied.clients, sizes[heard], replied.weights)
+        known_sizes.record(replied.clients, reported[heard], replied.weights)
+        sizes = np.where(heard, known_sizes.known(drawn.cohort.clients), np.nan)
         total = drawn.total_size
         if not drawn.sizes_known and (np.isnan(total) or len(drawn.cohort) == len(drawn.available)):
             total = known_sizes.total(drawn.available)  # if everybody was asked, there is no bias
         examples = float(np.sum(drawn.counted(sizes)[heard] * replied.weights))
         if not examples > 0.0 or not total > 0.0:
-            return CountedReplies(known_sizes, total, 1.0)
+            return CountedReplies(known_sizes, sizes, total, 1.0)
         if not drawn.sizes_known:
-            return CountedReplies(known_sizes, total, total / examples)
+            return CountedReplies(known_sizes, sizes, total, total / examples)
         largest = largest_total_weight(drawn.cohort.cohort_size)
         factor = min(1.0, largest * total / examples)
         if factor < 1.0:
@@ -317,7 +330,7 @@ class ClientPool:
                 if self._is_default
                 else ": use the default sampler (cohort_size=...), or a larger cohort.",
             )
-        return CountedReplies(known_sizes, total, factor)
+        return CountedReplies(known_sizes, sizes, total, factor)
 
     def weigh(
         self,

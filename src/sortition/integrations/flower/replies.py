@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -34,7 +35,7 @@ class CheckedReply:
     """A reply whose arrays and size make sense."""
 
     size: float
-    """The number of examples: the given one if there is one, otherwise the one that the client reports."""
+    """The number of examples: the one told before if there is one, otherwise the one in this reply."""
     arrays: dict[str, AnyArray]
     """The arrays by name, with the names and shapes of the model."""
     memory: ArrayRecord | None
@@ -42,14 +43,14 @@ class CheckedReply:
 
 
 def check_reply(
-    content: RecordDict, model: Mapping[str, AnyArray], size_key: str, given_size: float
+    content: RecordDict, model: Mapping[str, AnyArray], size_key: str, told_size: float
 ) -> CheckedReply:
-    """The reply, or an UnusableError; ``given_size`` is nan if the client is to report its size.
+    """The reply, or an UnusableError; ``told_size`` is nan if the client is to report its size.
 
     The arrays and the memory are taken out of ``content``, so that they need not stay in memory.
     """
     memory = content.pop(RECORD, None)
-    size = reported_size(content, size_key) if np.isnan(given_size) else given_size
+    size = reported_size(content, size_key) if np.isnan(told_size) else told_size
     arrays = _checked_arrays(only(content, ArrayRecord), model)
     for name in list(content.array_records):
         content[name] = ArrayRecord()
@@ -71,10 +72,16 @@ def reported_size(content: RecordDict, key: str) -> float:
     if np.isnan(size):
         raise UnusableError(
             f"it must report the number of examples as {key!r}, a number that is finite and not negative; or "
-            "give the number on the server with num_examples=",
+            "let the client tell it in answer to the query, or give it on the server with num_examples=",
             f"got {value!r}",
         )
     return size
+
+
+def size_in(content: RecordDict, key: str) -> float:
+    """The number of examples that a reply holds; nan if there is none."""
+    records = [record for record in content.metric_records.values() if key in record]
+    return number_of_examples(records[0][key]) if records else math.nan
 
 
 def _checked_arrays(record: ArrayRecord, model: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -128,10 +135,13 @@ class Complaints:
 
     def __init__(self) -> None:
         self._said: set[tuple[str, str]] = set()
+        self.last_refusal = ""
+        """What was refused last, and why."""
 
     def refused(self, client: str, error: UnusableError, what: str = "") -> None:
         """A reply was refused; ``what`` says to what question."""
         found = f" ({error.found})" if error.found else ""
+        self.last_refusal = f"what {client} returned: {error.reason}{found}"
         self.say(client, f"{what}counts as no reply: {error.reason}", found)
 
     def once(self, message: str) -> None:

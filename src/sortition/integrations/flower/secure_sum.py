@@ -226,7 +226,7 @@ class SecureRound:
             for node, reply in self.received.replies.items():
                 place = self.places[node]
                 lengths[place] = reply.norm
-                sizes[place] = pool.counted_size(int(cohort.clients[place]), reply.num_examples)
+                sizes[place] = reply.num_examples
                 contents[place] = RecordDict({"metrics": reply.metrics})
                 if reply.shrink < 1.0 and not pool.is_private:
                     log.warning(

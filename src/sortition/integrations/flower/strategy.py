@@ -18,7 +18,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from sortition.core.errors import CohortError, ConfigurationError, StateError
+from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
 from sortition.core.protocols import Sampler
 from sortition.core.state import scalar, text
 from sortition.core.types import BoolArray, FloatArray
@@ -63,6 +63,8 @@ KIND = "AdaptiveSampling"
 VERSION = 3
 MODEL = "model."
 """Prefix of the model's arrays in the state."""
+ROUNDS_IN_VAIN = 3
+"""A run stops if so many rounds had replies, and there never was one of any use."""
 EVALUATED, REPORTED = "flower_evaluated", "flower_reported"
 """Notes in the ledger: the metrics of a round after its evaluation, and that ``on_round`` has returned."""
 
@@ -118,10 +120,11 @@ class AdaptiveSampling(Strategy):
         identities; clients that join later get the next numbers.
     num_examples
         Data sizes by identity, as far as they are known in advance. They take precedence over what a client
-        reports. Other sizes are learnt from the replies (``weighted_by_key`` of ``inner``).
+        reports. Other sizes are those that clients tell when they are asked or, if they tell none, report in
+        their replies (``weighted_by_key`` of ``inner``).
     max_examples
-        A client counts for no more examples than this, whatever it reports. By default a client may report up
-        to ten times what all others have together. Sizes in ``num_examples`` are not bounded.
+        A client counts for no more examples than this, whatever it reports. By default the bound is made of
+        the sizes of all clients (docs/research/flower-rules.md). Sizes in ``num_examples`` are not bounded.
     identity
         Returns the identity of a node, or None to ask the client. By default it is the name or key that the
         SuperNode was registered with; clients without one are asked.
@@ -196,6 +199,7 @@ class AdaptiveSampling(Strategy):
         self._memory: ModelMemory | MemorySum | None = None
         if memory:
             self._memory = MemorySum() if memory == "clients" else ModelMemory(memory_bytes)
+        self._memory_kind = str(memory)
         self._secure = workflow_for(secure_aggregation)
         if self._secure is not None and self._memory is not None:
             raise ConfigurationError(
@@ -216,6 +220,7 @@ class AdaptiveSampling(Strategy):
         self._is_started = False
         self._is_wrapped = False
         self._timeout: float | None = None
+        self._rounds_in_vain = 0  # rounds with replies before the first of any use
 
     @property
     def inner(self) -> Strategy:
@@ -287,6 +292,7 @@ class AdaptiveSampling(Strategy):
         )
         try:
             outcome = self._step(current, replies_of_round, server_round)
+            self._stop_in_vain(outcome)
             if outcome.arrays is None and not len(outcome.weighed.replied):
                 log.warning("No usable reply in round %d: model and sampler stay as they are", server_round)
         except UnusableError as error:
@@ -340,6 +346,26 @@ class AdaptiveSampling(Strategy):
         self._pool.observe(drawn, weighed, outcome.usable, state=lambda: self._state(with_sampler=False))
         return outcome.arrays, metrics
 
+    def _stop_in_vain(self, outcome: _Outcome) -> None:
+        """Raise if clients have replied in several rounds, and no reply of the run was of any use."""
+        replies = len(outcome.weighed.replied)
+        if not replies + outcome.refused:
+            return
+        if outcome.weighed.total_weight > 0.0 or (self._pool.any_reply and not self._rounds_in_vain):
+            self._rounds_in_vain = 0
+            return
+        self._rounds_in_vain += 1
+        if self._rounds_in_vain < ROUNDS_IN_VAIN:
+            return
+        found = f"The last one that was refused is {self._complaints.last_refusal}"
+        if replies:
+            key = self._inner.strategy.weighted_by_key
+            found = f"All that could be read report 0 examples ({key!r}), so nobody counts"
+        raise FeedbackError(
+            f"clients must send replies that can be used, but none was in {ROUNDS_IN_VAIN} rounds with "
+            f"replies: the model is still the first one. {found}. Mend the ClientApp, and start again"
+        )
+
     def _step(self, current: OpenRound | SecureRound, replies: ClientReplies, server_round: int) -> _Outcome:
         """What the replies make of the model; an UnusableError if that is unfit. Only ``inner`` changes."""
         drawn, cohort = current.drawn, current.drawn.cohort
@@ -349,18 +375,21 @@ class AdaptiveSampling(Strategy):
             if not self._pool.is_private:
                 replies, factors = self._without_diverged(drawn.names, replies, factors)
         heard = ~np.isnan(replies.lengths)
-        counted, counts = self._pool.count(drawn, replies.sizes), drawn.counted(replies.sizes)
-        norms, offline_examples = replies.sizes * replies.lengths, 0.0
+        counted = self._pool.count(drawn, replies.sizes)
+        counts = drawn.counted(counted.sizes)
+        norms, offline_examples = counted.sizes * replies.lengths, 0.0
         combined: Combined | None = None
         if self._memory is not None and (heard.any() or not len(cohort)):
             counting = replace(cohort, weights=counted.factor * cohort.weights)
-            combined = self._memory.combine(counting, self._clipped_updates(current, replies, factors))
+            combined = self._memory.combine(
+                counting, self._clipped_updates(current, replies, factors, counts)
+            )
             memories = [reply.memory is not None for reply in replies.checked.values()]
             if isinstance(self._memory, MemorySum) and memories and not any(memories):
                 self._complaints.once(NO_MEMORY_MOD)
-            told = np.divide(replies.sizes, counts, out=np.ones(len(counts)), where=counts > 0.0)
+            told = np.divide(counted.sizes, counts, out=np.ones(len(counts)), where=counts > 0.0)
             norms, offline_examples = told * combined.norms, combined.offline_examples
-        weighed = self._pool.weigh(drawn, counted, norms, replies.sizes, offline_examples)
+        weighed = self._pool.weigh(drawn, counted, norms, counted.sizes, offline_examples)
         outcome = _Outcome(weighed, lengths, factors, replies.refused, usable=heard, combined=combined)
         if not heard.any() and (combined is None or combined.coefficient == 0.0):
             return outcome
@@ -411,11 +440,14 @@ class AdaptiveSampling(Strategy):
         return replies.without(diverged), factors
 
     def _clipped_updates(
-        self, current: OpenRound | SecureRound, replies: ClientReplies, factors: FloatArray
+        self,
+        current: OpenRound | SecureRound,
+        replies: ClientReplies,
+        factors: FloatArray,
+        counts: FloatArray,
     ) -> list[ClientUpdate | None]:
         """The updates that a memory gets, aligned with the cohort."""
         updates: list[ClientUpdate | None] = [None] * len(factors)
-        counts = current.drawn.counted(replies.sizes)
         for place, reply in replies.checked.items():
             update = factors[place] * current.model.update(reply.arrays)
             updates[place] = ClientUpdate(
@@ -537,8 +569,7 @@ class AdaptiveSampling(Strategy):
         the ``start`` of a strategy that wraps this one, and the next ``configure_train`` raises an error.
         """
         self._is_wrapped = not self._is_started
-        sampler = "default sampler" if self.sampler is None else type(self.sampler).__name__
-        log.info("\t├──> Adaptive sampling: %s", sampler)
+        log.info("\t├──> Adaptive sampling: %s", self._pool.in_words)
         self._inner.strategy.summary()
 
     @named_keywords
@@ -671,6 +702,7 @@ class AdaptiveSampling(Strategy):
             "kind": KIND,
             "version": VERSION,
             "rounds": self._rounds_done,
+            "memory_kind": self._memory_kind,
             "model_keys": json.dumps(list(model)),
             **{f"{MODEL}{place}": array for place, array in enumerate(model.values())},
             **self._inner.state(),
@@ -701,6 +733,12 @@ class AdaptiveSampling(Strategy):
         history = History.restored(state, *self._pool.notes(EVALUATED))
         if with_pool:
             self._pool.restore(state)
+        changes = self._inner.changed_settings(state)
+        memory_kind = text(state, "memory_kind") if "memory_kind" in state else self._memory_kind
+        if memory_kind != self._memory_kind:
+            changes.append(f"memory was {memory_kind} and is {self._memory_kind}")
+        for change in changes:
+            log.warning("This run goes on with another setting: %s", change)
         self._inner.restore(attributes)
         self._ratio, self._clip, self._memory, self._history = ratio, clip, memory, history
         self._arrays = record_of(model)

@@ -14,6 +14,7 @@ from sortition.ledger.side_by_side import LEFT_ALIGNED, RunComparison
 from sortition.ledger.summary import (
     CLIENT_COLUMNS,
     SUSPECT_COLUMNS,
+    TROUBLES,
     client_row,
     figures,
     summarise,
@@ -39,7 +40,11 @@ def ledger_page(record: RunRecord) -> str:
         )
         suspects = [summary.clients.of(suspect.client) for suspect in summary.suspicion.suspects[:SHOWN]]
         page.table(SUSPECT_COLUMNS, map(_row, suspect_rows(summary, SHOWN), suspects))
-    drawn = {name: logged_chart({name: numbers}, name) for name, numbers in summary.logged.items()}
+    drawn = {
+        name: logged_chart({name: numbers}, name)
+        for name, numbers in summary.logged.items()
+        if name not in TROUBLES  # the figures have their sums
+    }
     charts = [chart for chart in drawn.values() if chart is not None]
     if charts:
         page.heading("Logged")
