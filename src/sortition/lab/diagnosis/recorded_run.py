@@ -32,6 +32,7 @@ from sortition.lab.parallel import Tick
 from sortition.ledger import RunRecord
 from sortition.ledger.encoding import column_of
 from sortition.ledger.record import Membership
+from sortition.ledger.summary import suspicion_of
 
 DRAWS_A_BLOCK = 200
 MOST_VISITED = 40_000_000
@@ -104,8 +105,16 @@ def _measure(record: RunRecord, seed: int, tick: Tick) -> StepNoise:
         raise LedgerError(f"{record.path} does not say its cohort size, so it can't be diagnosed")
     rounds, notes = [], []
     sizes, residuals = _flower_sizes(record.last_attachments().get(FLOWER, {})), record.has_memory
+    lied = [suspect.client for suspect in suspicion_of(record).suspects]
+    if lied:
+        notes.append(
+            f"The norms of {len(lied)} clients were clipped by the guard. All figures are without them."
+        )
     for drawn in drawn_rounds(record, cohort_size, sizes):
-        rounds.append(drawn)
+        norms, feedback = (
+            np.where(np.isin(drawn.clients, lied), 0.0, each) for each in (drawn.norms, drawn.feedback)
+        )
+        rounds.append(replace(drawn, norms=norms, feedback=feedback))
         tick()
     if not rounds:
         raise LedgerError(f"{record.path} has no round with a reply yet; diagnose it when it has some")
