@@ -261,3 +261,11 @@ def test_the_diagnosis_leaves_out_the_suspects(path: Path) -> None:
         noise = measure_run(record)
     assert noise.sampling[ADAPTIVE].sum() > 1.2 * noise.sampling[UNIFORM].sum()
     assert any("5 clients were clipped" in note for note in noise.notes)
+
+
+def test_an_id_that_no_array_can_mark() -> None:
+    """Of a forged row; the small ids of the rows after it had a mark each up to the largest of all."""
+    table = tally_module.ClientTable()
+    assert table.slots_of(np.array([3, 2**62])).tolist() == [0, 1]
+    assert table.slots_of(np.array([5, 3])).tolist() == [1, 0]
+    assert len(table) == 3

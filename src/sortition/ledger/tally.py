@@ -83,8 +83,9 @@ class ClientTable(Sequence[ClientSummary]):
             return clients
         if clients.min() < 0:
             raise LedgerError(f"clients must have ids from 0 up, got {clients.min()}")
-        if clients.max() < LARGEST_MARKED:  # a mark for each id: no search among millions of draws
-            marks = np.zeros(max(int(clients.max()), self._ids.max(initial=-1)) + 1, dtype=bool)
+        largest = max(int(clients.max()), int(self._ids.max(initial=-1)))
+        if largest < LARGEST_MARKED:  # a mark for each id: no search among millions of draws
+            marks = np.zeros(largest + 1, dtype=bool)
             marks[clients] = True
             marks[self._ids] = True
             self._make_room(np.flatnonzero(marks))
