@@ -88,7 +88,8 @@ def estimates(drawn: DrawnRound, cohort_size: int) -> dict[str, tuple[float, flo
 def measure_run(record: RunRecord, *, seed: int = 0, tick: Tick = lambda: None) -> StepNoise:
     """Estimate everything from the rounds that were answered."""
     try:
-        return _measure(record, seed, tick)
+        with np.errstate(all="ignore"):  # norms may be as large as they like
+            return _measure(record, seed, tick)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, SortitionError):
             raise
