@@ -162,7 +162,6 @@ def drawn(clients, weights, feedback, inclusion):
     places = list(clients)
     return DrawnRound(
         clients=np.array(places),
-        norms=NORMS[places],
         weights=np.asarray(weights, dtype=float),
         feedback=feedback[places],
         inclusion=inclusion[places],
@@ -170,6 +169,7 @@ def drawn(clients, weights, feedback, inclusion):
         num_available=M,
         by_size=inclusion_probabilities(WEIGHTS, K)[places],
         size_shares=WEIGHTS[places],
+        sizes=WEIGHTS[places],
         here=np.arange(M),
     )
 
@@ -290,8 +290,9 @@ class TestLedgerEstimates:
         assert expected.noise.num_clients == 4  # not only the three that were available
         totals = (1.0, 2.0, 1.9, 1.9)
         masses = np.array([*WEIGHTS, 1.0])
-        for one, total in zip(rounds, totals, strict=True):
-            assert one.feedback == pytest.approx((masses[one.clients] / total * one.norms) ** 2)
+        told = [1.0 + np.arange(5.0)] * 3 + [np.full(5, 2.0)]
+        for one, total, norms in zip(rounds, totals, told, strict=True):
+            assert one.feedback == pytest.approx((masses / total * norms)[one.clients] ** 2)
         assert rounds[-1].size_shares == pytest.approx(masses[rounds[-1].clients] / 1.5)
         assert len(rounds[-1].clients) == 1
         assert expected.noise.num_rounds == 4

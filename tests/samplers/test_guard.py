@@ -119,7 +119,7 @@ class PlainWindow:
             some = above
         told = {int(cohort.clients[i]): float(norms[i]) for i in some}
         changes = [
-            np.log(norm / self.norms[client][0])
+            np.log(norm / self.norms[client][0]) - self.trend * len(told)
             for client, norm in told.items()
             if client in self.norms and client not in outliers and norm <= bound
         ]
@@ -514,6 +514,18 @@ def test_liars_gain_nothing_when_all_norms_fall_or_grow(
     assert (
         np.median(bounds[rounds // 2 :]) < 1000.0
     )  # 100 times the ninth decile is about 200; it was 1e41 at 0.9
+
+
+def test_an_outlier_is_forgiven_where_everybody_replies_in_every_round() -> None:
+    """Norms that are as old as the last round say all there is to say: no trend winds up."""
+    for seed in range(6):
+        rng, sampler = np.random.default_rng(seed), EmpiricalBayesSampler(num_clients=20, cohort_size=20)
+        for t in range(150):
+            cohort = sampler.draw()
+            norms = np.exp(0.3 * rng.standard_normal(20))
+            sampler.observe(cohort, np.where((cohort.clients == 3) & (t == 50), 30.0, norms))
+        assert guard_of(sampler).outliers.tolist() == []
+        assert abs(float(guard_of(sampler)._bounds["trend"][0]) * 20) < 0.5
 
 
 @pytest.mark.parametrize(

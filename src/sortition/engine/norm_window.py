@@ -94,9 +94,9 @@ def _take_out(
 ) -> float:
     """Take out ``clients`` and the oldest, until there is ``room``; by how much all norms have changed.
 
-    That is a part of the median change of the logarithms of the ``clients`` that were heard before, are no
-    outliers and are not above the bound of outliers now; and the trend, which leaves nothing of such changes
-    in the long run.
+    That is the trend, and a part of the median change beyond it of the logarithms of the ``clients`` that
+    were heard before, are no outliers and are not above the bound of outliers now. The trend leaves nothing
+    of such changes in the long run.
     """
     order = np.argsort(clients)
     ascending, digits = clients[order], _digits_of(clients)
@@ -107,7 +107,7 @@ def _take_out(
         window[kept] = window[i]  # the next one takes its place if it is dropped: no branch to guess
         kept += place < 0 and window[i].before >= bounds.replies - OUTDATED
         if place >= 0 and logs[order[place]] <= bounds.outlier and position_in(outliers.client, client) < 0:
-            changes[again] = logs[order[place]] - window[i].log
+            changes[again] = logs[order[place]] - window[i].log - bounds.trend * clients.size
             again += 1
     if kept > room:
         oldest, size, kept = _smallest(window[:kept].before, kept - room), kept, 0

@@ -419,9 +419,9 @@ class BaseSampler(ABC):
     def norm_bound(self) -> float:
         """The guard's bound for updates; inf without a guard, or before the first reply.
 
-        A server that clips the updates at this bound limits what a client can do to the model. Norms are
-        clipped at the same bound before the sampler learns from them; as long as fewer than 50 clients were
-        heard, at a wider one.
+        A server that clips the updates at this bound limits what a client can do to the model. The sampler
+        learns from norms that are clipped at the same bound, or at a wider one as long as fewer than 50
+        clients were heard; the first 50 replies are judged together.
         """
         return np.inf if self._guard is None else self._guard.norm_bound
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from sortition.core.cohort import Cohort
 from sortition.core.designs import INCLUSION_DESIGNS, inclusion_probabilities
 from sortition.core.errors import LedgerError, SortitionError
 from sortition.core.types import FloatArray, IntArray
@@ -49,8 +50,6 @@ class DrawnRound:
     """What one round tells: of the clients that replied, and of all that could be drawn."""
 
     clients: IntArray
-    norms: FloatArray
-    """Feedback is (share of all data times norm) squared."""
     weights: FloatArray
     """Mean one for every client."""
     feedback: FloatArray
@@ -63,6 +62,8 @@ class DrawnRound:
     """Inclusion probabilities in proportion to the sizes."""
     size_shares: FloatArray
     """The shares in the data of those available."""
+    sizes: FloatArray
+    """In one unit for the whole run."""
     here: IntArray
     """All that could be drawn."""
 
@@ -112,10 +113,8 @@ def _measure(record: RunRecord, seed: int, tick: Tick) -> StepNoise:
             f"The norms of {len(lied)} clients were clipped by the guard. All figures are without them."
         )
     for drawn in drawn_rounds(record, cohort_size, sizes):
-        norms, feedback = (
-            np.where(np.isin(drawn.clients, lied), 0.0, each) for each in (drawn.norms, drawn.feedback)
-        )
-        rounds.append(replace(drawn, norms=norms, feedback=feedback))
+        feedback = np.where(np.isin(drawn.clients, lied), 0.0, drawn.feedback)
+        rounds.append(replace(drawn, feedback=feedback))
         tick()
     if not rounds:
         raise LedgerError(f"{record.path} has no round with a reply yet; diagnose it when it has some")
@@ -208,7 +207,6 @@ def drawn_rounds(
             inclusion = np.minimum(1.0, cohort_size * inclusion)
         yield DrawnRound(
             clients=replied.clients,
-            norms=masses.norms(replied.clients, norms),
             weights=replied.weights,
             feedback=(masses.weights(replied.clients) * norms) ** 2,
             inclusion=inclusion,
@@ -216,6 +214,7 @@ def drawn_rounds(
             num_available=count,
             by_size=by_size,
             size_shares=shares,
+            sizes=masses.sizes()[replied.clients],
             here=masses.here if cohort.available is None else cohort.available,
         )
 
@@ -274,16 +273,7 @@ class _Masses:
         """lambda, among all that are here."""
         return np.asarray(self._all[clients] / self._all.sum())
 
-    def norms(self, clients: IntArray, heard: FloatArray) -> FloatArray:
-        """What was ``heard`` over lambda's part in it: times lambda, over the share in all data."""
-        if self._known is None:
-            return heard
-        sizes = self._sizes()
-        shares = sizes[clients] / sizes.sum()
-        heard = self.weights(clients) * heard
-        return np.asarray(np.divide(heard, shares, out=np.zeros_like(heard), where=shares > 0.0))
-
-    def _sizes(self) -> FloatArray:
+    def sizes(self) -> FloatArray:
         """What sampling by size goes by; 0 for clients that have left."""
         if self._known is None:
             return self._all
@@ -297,7 +287,7 @@ class _Masses:
         self, available: IntArray | None, clients: IntArray, cohort_size: int
     ) -> tuple[FloatArray, FloatArray, int]:
         """Of ``clients``: shares and inclusion by size among the available; and how many these are."""
-        sizes = self._sizes()
+        sizes = self.sizes()
         if available is not None:
             shares = sizes[available] / sizes[available].sum()
             places = np.searchsorted(available, clients)
@@ -368,18 +358,19 @@ def _learning(
         return None
     sizes, seen = np.zeros(everybody), np.zeros(everybody, dtype=bool)
     for drawn in rounds:
-        sizes[drawn.clients], seen[drawn.clients] = drawn.size_shares, True
+        sizes[drawn.clients], seen[drawn.clients] = drawn.sizes, True
     sizes[~seen] = sizes[seen].mean()
-    sampler = default_of(sizes / sizes.sum(), cohort_size, seed)
+    sampler: Any = default_of(sizes / sizes.sum(), cohort_size, seed)
     own, replacing = [], []
-    for drawn in rounds:
+    for index, drawn in enumerate(rounds):
         p = sampler.probabilities()[drawn.here]
         places = np.searchsorted(drawn.here, drawn.clients)
         inclusion = inclusion_probabilities(p / p.sum(), cohort_size)[places]
         weighted = drawn.weights * drawn.feedback
         own.append(float(np.sum(weighted * (1.0 / inclusion - 1.0))))
         replacing.append(float(np.sum(weighted * p.sum() / (cohort_size * p[places]))))
-        cohort = sampler.draw(available=drawn.clients)  # at most K: all of them
-        sampler.observe(cohort, drawn.norms[np.searchsorted(drawn.clients, cohort.clients)])
+        once = np.ones(len(drawn.clients), dtype=np.int64)
+        cohort = Cohort(index, cohort_size, drawn.clients, once, drawn.inclusion, drawn.weights)
+        sampler.learn(cohort, np.log(drawn.feedback))
         tick()
     return np.array(own), np.array(replacing)
