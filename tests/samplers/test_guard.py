@@ -30,7 +30,7 @@ from sortition.core.types import FloatArray
 from sortition.engine import norm_window
 from sortition.engine.capped import Capped
 from sortition.engine.clients import Roster
-from sortition.engine.norm_window import FEW, MANY, OUTDATED, REMEMBERED, UNCERTAINTY, quantiles
+from sortition.engine.norm_window import FEW, MANY, OUTDATED, REMEMBERED, SKEWED, TAIL, quantiles
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import NOBODY, GuardState
 from sortition.testing import check_sampler
@@ -196,8 +196,8 @@ def test_norms_of_silent_clients_are_outdated() -> None:
 @given(weights=arrays(float, st.integers(1, 30), elements=st.floats(0.1, 9.0)), data=st.data())
 def test_weighted_quantiles(weights: np.ndarray, data: st.DataObject) -> None:
     """By definition: the weight up to it reaches the share, and without it does not."""
-    level = data.draw(st.sampled_from([0.5, 0.75, 0.9]))
-    for share, place in zip((0.5, level), quantiles(weights, 0.5, level), strict=True):
+    shares = sorted(data.draw(st.tuples(*[st.sampled_from([0.1, 0.5, 0.75, 0.9])] * 3)))
+    for share, place in zip(shares, quantiles(weights, *shares), strict=True):
         wanted = share * weights.sum()
         assert weights[: place + 1].sum() >= wanted * (1.0 - 1e-9)
         assert weights[:place].sum() < wanted
@@ -208,12 +208,13 @@ def test_colluders_shift_the_quantiles_by_their_share_and_not_further() -> None:
     honest = np.log(np.arange(1.0, 96.0))
     for lie in (-600.0, 600.0):
         logs = np.sort(np.concatenate((honest, np.full(5, lie))))
-        assert 85.0 <= np.exp(logs[quantiles(np.ones(100), 0.5, 0.9)[1]]) <= 91.0
+        assert 85.0 <= np.exp(logs[quantiles(np.ones(100), 0.1, 0.5, 0.9)[2]]) <= 91.0
 
 
 def test_equal_weights_have_the_places_of_exact_fractions() -> None:
-    for size, percent in product(range(1, 501), (50, 75, 90)):
-        assert quantiles(np.ones(size), 0.5, percent / 100)[1] == max(-(-percent * size // 100), 1) - 1
+    for size, percents in product(range(1, 501), ((10, 50, 75), (10, 50, 90))):
+        exact = tuple(max(-(-percent * size // 100), 1) - 1 for percent in percents)
+        assert quantiles(np.ones(size), *(percent / 100 for percent in percents)) == exact
 
 
 @pytest.mark.parametrize("weight", [0.01, 0.05, 0.2])
@@ -224,9 +225,19 @@ def test_the_share_that_log_normal_norms_explain(deviation: float, weight: float
     logs = deviation * np.array([NormalDist().inv_cdf(level) for level in quantiles.tolist()])
     state = GuardState(Guard(largest_gain=1.5), len(logs))
     norm_window.judge_alone(state._bounds, logs)
-    norms = np.exp(logs * UNCERTAINTY)  # what the formula assumes
+    norms = np.exp(logs * (1.0 + TAIL * deviation))  # what the formula assumes
     largest = norms[-int(weight * len(norms)) :].sum() / norms.sum()
     assert state.largest_share(weight) == pytest.approx(largest, abs=0.01)
+
+
+def test_small_norms_say_little_of_what_the_largest_may_hold() -> None:
+    """A fifth of the clients send next to nothing; the others have log-normal norms."""
+    logs = np.sort(1.5 * np.random.default_rng(0).standard_normal(1000))
+    logs[:200] -= 100.0
+    state = GuardState(Guard(largest_gain=1.5), len(logs))
+    norm_window.judge_alone(state._bounds, np.sort(logs))
+    above = SKEWED * (logs[899] - logs[499]) / NormalDist().inv_cdf(0.9)
+    assert state._bounds["deviation"][0] == pytest.approx(above * (1.0 + TAIL * above))
 
 
 def test_what_outliers_may_hold() -> None:

@@ -22,7 +22,7 @@ FEW = 20
 MANY = 50
 """So many first replies are judged together. With fewer norms than this the bound for updates is at most
 ``clip_factor`` times their median: a few liars can then be a tenth of all."""
-THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
+FIRST_DECILE, THIRD_QUARTILE, NINTH_DECILE = 0.1, 0.75, 0.9
 NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
 DIGITS = 1024
@@ -36,8 +36,10 @@ follows by the same part in the time in which the window is heard once."""
 ROUNDING = 1e-9
 CERTAIN = 30.0
 """A client that should have replied this many times is in the window."""
-UNCERTAINTY = 1.15
-"""The deviation of the logarithms may be this multiple of what quantiles say."""
+SKEWED = 1.3
+"""The deviation is at most this multiple of what the upper half says: small norms say little of large."""
+TAIL = 0.13
+"""The deviation is raised by this times itself: the largest of a few norms may be far above the others."""
 
 ENTRY = np.dtype([("client", np.int64), ("before", np.int64), ("log", np.float64), ("rate", np.float64)])
 """An entry of the window: a client, how many replies there had been before its own, the logarithm of its
@@ -54,7 +56,7 @@ BOUNDS = np.dtype(
 )
 """One record: the id from which on clients are newcomers, the size of the window, all replies above zero so
 far; the settings, factors as logarithms; the trend of all logarithms, a reply; then what is made of the
-window: the bounds of outliers, of norms and of updates, and the deviation of the logarithms, at most."""
+window: the bounds of outliers, of norms and of updates, and the raised deviation of the logarithms."""
 
 
 @njit(cache=True)
@@ -151,23 +153,21 @@ def _store(
 
 
 @njit(cache=True)
-def quantiles(weights: FloatArray, first: float, second: float) -> tuple[int, int]:
-    """The places up to which there are two shares of the weight, of which the first is smaller.
+def quantiles(weights: FloatArray, low: float, middle: float, high: float) -> tuple[int, int, int]:
+    """The places up to which there are three shares of the weight, in ascending order.
 
-    >>> quantiles(np.array([2.0, 1.0, 1.0]), 0.5, 0.75)
-    (0, 1)
+    >>> quantiles(np.array([2.0, 1.0, 1.0]), 0.1, 0.5, 0.75)
+    (0, 0, 1)
     """
     # rounding must not carry a share that is met exactly to the next place
-    total, cumulated, i = weights.sum(), weights[0], 0
-    wanted = first * total * (1.0 - 1e-12)
-    while cumulated < wanted and i < weights.size - 1:
-        i += 1
-        cumulated += weights[i]
-    place, wanted = i, second * total * (1.0 - 1e-12)
-    while cumulated < wanted and i < weights.size - 1:
-        i += 1
-        cumulated += weights[i]
-    return place, i
+    total, cumulated, places = weights.sum() * (1.0 - 1e-12), 0.0, [0, 0, 0]
+    i = -1
+    for k, share in enumerate((low, middle, high)):
+        while cumulated < share * total and i < weights.size - 1:
+            i += 1
+            cumulated += weights[i]
+        places[k] = i
+    return places[0], places[1], places[2]
 
 
 @njit(cache=True)
@@ -182,14 +182,15 @@ def _bounds_of(bounds: Any, logs: FloatArray, weights: FloatArray) -> None:
     bounds.outlier = bounds.clip = np.inf
     level = NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE
     for one in (weights, np.ones(logs.size)):
-        middle, high = quantiles(one, 0.5, level)
+        low, middle, high = quantiles(one, FIRST_DECILE, 0.5, level)
         spread = logs[high] - logs[middle]
         bounds.clip = min(bounds.clip, logs[high] + max(bounds.clip_factor, bounds.fence * spread))
         outlier = logs[high] + max(bounds.outlier_factor, bounds.outlier_fence * spread)
         if outlier < bounds.outlier:
             bounds.outlier = outlier
+            deviation = min(0.5 * (logs[high] - logs[low]), SKEWED * spread) / NORMAL_DECILE
             # a third quartile says too little of the tail
-            bounds.deviation = UNCERTAINTY * spread / NORMAL_DECILE if logs.size >= FEW else 0.0
+            bounds.deviation = deviation * (1.0 + TAIL * deviation) if logs.size >= FEW else 0.0
         bounds.update = bounds.clip
         if logs.size < MANY:
             bounds.update = min(bounds.clip, logs[middle] + bounds.clip_factor)
