@@ -119,6 +119,10 @@ class Population:
     """How often clients were drawn."""
     replied: float = field(default_factory=lambda: REPLIES[0])
     """How often they replied."""
+    drawn_left: float = 0.0
+    """How often those that have left were drawn."""
+    replied_left: float = 0.0
+    """How often those replied."""
 
     @property
     def noise_variance(self) -> float:
@@ -138,7 +142,7 @@ class Population:
     @property
     def chance(self) -> float:
         """The chance of all clients to reply."""
-        return max(self.replied / self.drawn, LEAST_CHANCE)
+        return max((self.replied - self.replied_left) / (self.drawn - self.drawn_left), LEAST_CHANCE)
 
 
 class Beliefs:
@@ -169,6 +173,7 @@ class Beliefs:
         self.people = Population()
         self.mean, self.square, self.visits, self.surprise, self.first = np.zeros((5, len(prior)))
         self._log = np.zeros(len(prior))  # h, of those that were drawn
+        self.typical, self.heard = np.zeros((2, len(prior)))
         self._touched = np.zeros(len(prior), dtype=bool)
         self.chance, self.before = np.ones((2, len(prior)))  # the second: before the present misses in a row
         self.tries, self.misses, self.missed_at = np.zeros((3, len(prior)))
@@ -209,10 +214,12 @@ class Beliefs:
         if something:
             self._weigh_prior(clients, weights, log_feedback)
         x = np.clip(x - people.level, LOWEST, HIGHEST)
-        known = self.visits[clients] > 0.0
-        if something and known.any():  # zeros alone say nothing about the level
+        above_zero = log_feedback > -math.inf  # a zero says nothing about the level
+        known = above_zero & (self.heard[clients] > 0.0)
+        if known.any():
             x = np.clip(x - self._follow_level(clients[known], x[known]), LOWEST, HIGHEST)
-        self._remember(clients, x, known)
+        self._follow_typical(clients[above_zero], x[above_zero])
+        self._remember(clients, x, self.visits[clients] > 0.0)
         self._follow_strangers()
         self._set(clients)
 
@@ -278,22 +285,33 @@ class Beliefs:
         people.squares = min(max(squares, 0.0), SQUARES[1])
 
     def _follow_level(self, clients: IntArray, x: FloatArray) -> float:
-        """Move the level by the mean deviation of clients met before, and return by how much.
+        """Move the level by the mean deviation of clients heard before, and return by how much.
 
-        The gain rises while innovations agree in sign, and falls while they do not.
+        Deviations are from what is typical of a client: from its mean, those of skewed norms would be below 0
+        on average once they are clipped, and the level would fall for ever. The gain rises while innovations
+        agree in sign, and falls while they do not.
         """
         people, noise = self.people, math.sqrt(self.people.noise_variance)
-        surprises = np.clip(deviation(x, self.mean[clients]) / noise, -CLIPPED, CLIPPED)
+        surprises = np.clip(deviation(x, self.typical[clients]) / noise, -CLIPPED, CLIPPED)
         innovation = float(np.sum(surprises)) / math.sqrt(len(clients))
         log_gain = people.log_gain + GAIN_STEP * innovation * people.innovation
         people.log_gain = min(max(log_gain, math.log(LEAST_GAIN)), 0.0)
         people.innovation = innovation
         change = math.exp(people.log_gain) * float(np.mean(surprises)) * noise
-        rise = float(np.median(x - self.mean[clients]))
+        rise = float(np.median(x - self.typical[clients]))
         if len(clients) >= FEW and rise > CLIPPED * math.sqrt(2.0) * noise:
             change = rise
         people.level += change
         return change
+
+    def _follow_typical(self, clients: IntArray, x: FloatArray) -> None:
+        """The value from which a client's clipped deviations are 0 on average, of its norms above zero."""
+        largest, typical = CLIPPED * math.sqrt(self.people.noise_variance), self.typical[clients]
+        self.heard[clients] += 1.0
+        heard = self.heard[clients]
+        away = np.clip(deviation(x, typical), -largest, largest)
+        moved = typical + 2.0 * np.log1p(0.5 * away / np.maximum(heard, 2.0))
+        self.typical[clients] = np.where(heard > 1.0, moved, x)
 
     def _remember(self, clients: IntArray, x: FloatArray, known: BoolArray) -> None:
         """Update the clients' means; two surprises in a row with one sign shorten their memories."""
@@ -308,6 +326,7 @@ class Beliefs:
         surprise = away / np.sqrt(people.noise_variance * (1.0 + 1.0 / np.maximum(visits, 1.0)))
         twice = np.minimum(surprise * np.sign(last), np.abs(last)) > SURPRISE
         new_visits = np.where(twice, np.maximum(FORGETTING * (visits + 1.0), LEAST_VISITS), visits + 1.0)
+        self.heard[clients] *= np.where(twice, FORGETTING, 1.0)
         # the mean of e^(x/2): e^(y/2) is multiplied by 1 + (e^((x-y)/2) - 1) / n
         new_mean = np.where(known, mean + 2.0 * np.log1p(0.5 * away / new_visits), x)
         more = np.expm1(np.where(known, x - self.square[clients], 0.0)) / new_visits

@@ -39,7 +39,7 @@ from sortition.core.beliefs import (
     TRUST,
     Population,
 )
-from sortition.core.types import Fields, FloatArray, IntArray
+from sortition.core.types import BoolArray, Fields, FloatArray, IntArray
 from sortition.engine.clients import masses_of, named_prior
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.norm_window import position_in
@@ -49,11 +49,12 @@ PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
 PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
 """One record: ``core.beliefs.Population``."""
 CLIENT_FIELDS = (
-    *("mean", "square", "visits", "surprise", "first", "size"),
+    *("mean", "square", "visits", "surprise", "first", "typical", "heard", "size"),
     *("chance", "tries", "before", "misses", "missed_at", "drawn", "replied"),
 )
 CLIENT = np.dtype([(name, np.float64) for name in CLIENT_FIELDS])
-"""A record for each slot: y and z over n visits, last surprise, first x, c; the chance to reply over the last
+"""A record for each slot: y and z over n visits, last surprise, first x, the typical x of so many that were
+heard, c; the chance to reply over the last
 tries and before the present misses in a row, these misses, the replies of all when the last draw was counted,
 and how often the client was drawn and has replied in all."""
 
@@ -81,7 +82,8 @@ def _log_sum_exp(logs: FloatArray) -> float:
 
 @njit(cache=True)
 def _chance(people: Any) -> float:
-    return max(float(people.replied / people.drawn), LEAST_CHANCE)
+    replied, drawn = people.replied - people.replied_left, people.drawn - people.drawn_left
+    return max(float(replied / drawn), LEAST_CHANCE)
 
 
 @njit(cache=True)
@@ -156,7 +158,7 @@ def _weigh_prior(
 
 
 @njit(cache=True)
-def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> float:
+def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray, above_zero: BoolArray) -> float:
     """By how much the level moves: ``Beliefs._follow_level``."""
     noise = math.sqrt(people.noise / people.noise_count)
     total = 0.0
@@ -164,10 +166,10 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> flo
     known = 0
     for i in range(slots.size):
         client = seen[slots[i]]
-        if client.visits > 0.0:
-            rises[known] = x[i] - client.mean
+        if above_zero[i] and client.heard > 0.0:
+            rises[known] = x[i] - client.typical
             known += 1
-            total += _bounded(_deviation(x[i], client.mean) / noise, -CLIPPED, CLIPPED)
+            total += _bounded(_deviation(x[i], client.typical) / noise, -CLIPPED, CLIPPED)
     if known == 0:
         return 0.0
     innovation = total / math.sqrt(known)
@@ -181,6 +183,18 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray) -> flo
             change = rise
     people.level += change
     return change
+
+
+@njit(cache=True)
+def _follow_typical(people: Any, client: Any, x: float) -> None:
+    """``Beliefs._follow_typical``."""
+    client.heard += 1.0
+    if client.heard > 1.0:
+        largest = CLIPPED * math.sqrt(people.noise / people.noise_count)
+        away = _bounded(_deviation(x, client.typical), -largest, largest)
+        client.typical += 2.0 * math.log1p(0.5 * away / max(client.heard, 2.0))
+    else:
+        client.typical = x
 
 
 @njit(cache=True)
@@ -209,6 +223,7 @@ def _remember(people: Any, client: Any, x: float, away: float) -> None:
     client.visits = visits + 1.0
     if client.surprise * last > 0.0 and min(abs(client.surprise), abs(last)) > SURPRISE:
         client.visits = max(FORGETTING * client.visits, LEAST_VISITS)
+        client.heard *= FORGETTING
     client.mean = mean + 2.0 * math.log1p(0.5 * away / client.visits)
     client.square += math.log1p(math.expm1(x - client.square) / client.visits)
     people.means += client.mean - mean
@@ -287,6 +302,8 @@ def forget(people_array: Any, seen: Any, slots: IntArray) -> None:
     visits, firsts = people.inverse_visits, people.first_squares
     for slot in slots:
         client = seen[slot]
+        people.drawn_left += client.drawn
+        people.replied_left += client.replied
         if client.visits > 0.0:
             people.met -= 1.0
             people.followed = max(people.followed - 1.0, 0.0)
@@ -414,10 +431,12 @@ def learn(
         _weigh_prior(people, weights, log_feedback, p, q, own, varied, sweep)
     for i in range(x.size):
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
-    if something:  # zeros alone say nothing about the level
-        change = _follow_level(people, seen, slots, x)
-        for i in range(x.size):
-            x[i] = _bounded(x[i] - change, LOWEST, HIGHEST)
+    above_zero = log_feedback > -np.inf  # a zero says nothing about the level
+    change = _follow_level(people, seen, slots, x, above_zero)
+    for i in range(x.size):
+        x[i] = _bounded(x[i] - change, LOWEST, HIGHEST)
+        if above_zero[i]:
+            _follow_typical(people, seen[slots[i]], x[i])
     away = np.empty(x.size)
     for i in range(x.size):
         client = seen[slots[i]]

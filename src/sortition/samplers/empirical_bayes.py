@@ -14,6 +14,7 @@ from sortition.core.beliefs import (
     LEAST_GAIN,
     LEAST_SHARE,
     PRIOR_UNIFORM,
+    REPLIES,
     ROUNDING,
     SQUARES,
     Population,
@@ -24,7 +25,7 @@ from sortition.core.cohort import Cohort
 from sortition.core.designs import Design
 from sortition.core.errors import StateError
 from sortition.core.guard_settings import Guard
-from sortition.core.state import array, check, number
+from sortition.core.state import array, check, count, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
 from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, forget, learn, miss
@@ -85,7 +86,8 @@ class EmpiricalBayesSampler(BaseSampler):
         tried = (slots >= 0) & (seen["tries"] > 0.0)
         people = self._people[0]
         own = believed_chance(seen["chance"], seen["before"], seen["misses"])
-        return np.asarray(np.where(tried, own, people["replied"] / people["drawn"]))
+        of_all = (people["replied"] - people["replied_left"]) / (people["drawn"] - people["drawn_left"])
+        return np.asarray(np.where(tried, own, of_all))
 
     def reply_weights(self, clients: ArrayLike, largest: float = 10.0) -> FloatArray:
         r"""One over the rate of replies of ``clients`` in the whole run, at most ``largest``.
@@ -111,7 +113,7 @@ class EmpiricalBayesSampler(BaseSampler):
         self._people = np.array([tuple(asdict(Population()).values())], dtype=PEOPLE)
         self._distribution = self._reweighted = ReweightedPrior(self._roster, share=LEAST_SHARE)
         self._seen = np.zeros(0, dtype=CLIENT)  # a record for each slot
-        self._newcomers = False  # since those never drawn followed last
+        self._followed = self._roster.ids  # the ids that there were when those never drawn followed last
         self._apart = False  # whether some of those never drawn had slots when they followed last: one by one
         self._compare_sizes()
 
@@ -148,22 +150,22 @@ class EmpiricalBayesSampler(BaseSampler):
     def _take(
         self, count: int, new_own: int, moved: bool, share: float, unseen_log: float, done: bool
     ) -> None:
-        """Take over what a kernel has learnt; those never drawn follow if they have ``moved``."""
-        reweighted = self._reweighted
+        """Take over what a kernel has learnt; those never drawn follow if they have ``moved``, or are new."""
+        reweighted, roster, slope = self._reweighted, self._roster, self._people[0]["slope"]
         reweighted.take_over(count, new_own, share, unseen_log, done)
-        if not ((moved or self._newcomers) and self._sizes_differ):
+        if not self._sizes_differ or not (moved or self._followed < roster.ids):
             return
-        slope = self._people[0]["slope"]
+        own = np.arange(roster.block if moved else max(self._followed, roster.block), roster.ids)
+        own = own[roster.present(own)]
         if slope != 0.0:
-            own = np.arange(self._roster.block, self._roster.ids)
-            own = own[self._roster.present(own)]
             self._room_for(len(own))
             reweighted.see(own)
         if slope != 0.0 or self._apart:
-            never = self._never_drawn()
+            never = self._never_drawn() if moved else reweighted.slots_of(own)
+            never = never[never >= 0]
             sizes = np.log(reweighted.trees.masses[never]) - self._center
             reweighted.reweight_slots(never, unseen_log + 0.5 * slope * sizes, unseen_log)
-            self._newcomers, self._apart = False, len(never) > 0
+            self._followed, self._apart = roster.ids, len(never) > 0 or (self._apart and not moved)
 
     def _never_drawn(self) -> IntArray:
         """The slots of clients that are here and were never drawn."""
@@ -198,7 +200,6 @@ class EmpiricalBayesSampler(BaseSampler):
 
     def _admit(self, masses: FloatArray, client_weights: FloatArray | None) -> IntArray:
         """The prior of a newcomer depends on its lambda, too, if that is given and no prior was."""
-        self._newcomers = True
         if client_weights is not None and self.settings["prior"] is None:
             masses = (1.0 - PRIOR_UNIFORM) * client_weights + PRIOR_UNIFORM * masses
         return super()._admit(masses, client_weights)
@@ -209,7 +210,7 @@ class EmpiricalBayesSampler(BaseSampler):
         return {
             **self._reweighted.state(),
             **people,
-            "newcomers": float(self._newcomers),
+            "followed_ids": self._followed,
             "apart": float(self._apart),
             "beliefs": seen.view(np.float64).reshape(-1, len(CLIENT_FIELDS)),
         }
@@ -228,7 +229,10 @@ class EmpiricalBayesSampler(BaseSampler):
             seen["size"][here], np.log(masses[here]) - self._center, rtol=0.0, atol=SUM_TOLERANCE
         ):
             raise StateError("state has 'beliefs' with sizes that are not those of the clients")
-        self._newcomers, self._apart = (number(state, name) > 0.0 for name in ("newcomers", "apart"))
+        followed = count(state, "followed_ids")
+        if followed > self._roster.ids:
+            raise StateError(f"state has 'followed_ids' = {followed}, of {self._roster.ids} ids")
+        self._followed, self._apart = followed, number(state, "apart") > 0.0
         self._people = np.array([people], dtype=PEOPLE)
         self._seen = seen
 
@@ -247,6 +251,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "squares": {"least": 0.0, "most": SQUARES[1]},
     **{name: {"least": 0.0, "most": MOST} for name in ("followed", "blur")},
     **{name: {"least": 1.0, "most": MOST} for name in ("noise", "noise_count", "drawn", "replied")},
+    **{name: {"least": 0.0, "most": MOST} for name in ("drawn_left", "replied_left")},
     **{name: {"least": -FURTHEST, "most": FURTHEST} for name in ("slope", "stranger")},
 }
 """What a number of a state may be; the sums over clients are compared with the clients."""
@@ -257,7 +262,8 @@ these squares (Cauchy and Schwarz): rounding adds up."""
 
 def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     """Raise a StateError unless the records of a state make sense, and have these sums."""
-    right = people["replied"] <= people["drawn"]
+    drawn, replied = (people[name] - people[f"{name}_left"] for name in ("drawn", "replied"))
+    right = REPLIES[0] <= replied <= drawn
     right &= people["learnt_loss"] * LEAST_SHARE <= people["prior_loss"] * (1.0 + SUM_TOLERANCE)
     for name in ("chance", "before"):
         right &= bool(np.all((seen[name] >= 0.0) & (seen[name] <= 1.0)))
@@ -265,7 +271,8 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     right &= bool(np.all((seen["replied"] >= 0.0) & (seen["replied"] <= seen["drawn"])))
     for name in ("visits", "tries"):
         right &= bool(np.all((seen[name] == 0.0) | ((seen[name] >= 1.0) & (seen[name] <= MOST))))
-    for name in ("first", "mean"):
+    right &= bool(np.all((seen["heard"] >= 0.0) & (seen["heard"] <= MOST)))
+    for name in ("first", "mean", "typical"):
         right &= bool(np.all(np.abs(seen[name]) <= LARGEST_EXPONENT))
     right &= bool(np.all(seen["square"] >= seen["mean"] - SUM_TOLERANCE))
     right &= bool(np.all(np.abs(seen["square"]) <= LARGEST_EXPONENT / 2.0))
