@@ -134,7 +134,7 @@ def logged_chart(
     curves, known = {}, []
     for label, by_round in lines.items():
         values = np.array(list(by_round.values()), dtype=float)
-        curves[label] = (np.array(list(by_round)) + 1, values)  # so many rounds were drawn
+        curves[label] = (np.array(list(by_round)), values)
         known.append(values[np.isfinite(values)])
     if max(map(len, known), default=0) < 2:
         return None
