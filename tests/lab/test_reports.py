@@ -383,6 +383,13 @@ def test_no_round_is_lost_on_the_ledger_page(page):
     assert page.count('<p class="note">Each point') == 3
 
 
+def test_a_wide_chart_begins_with_its_first_round():
+    spec = line_chart({"a": ([-1, 0, 1000], [1.0, 2.0, 3.0])}, "round", "y")
+    assert spec["layer"][0]["encoding"]["x"]["scale"] == {"nice": False, "zero": False}
+    drawn = picture_svg({**spec, "width": 300}).decode()
+    assert "for a linear scale with values from −1 to 1,000" in drawn
+
+
 def test_norms_are_apart_and_the_summary_has_no_empty_header(page):
     assert ">1.50, 1.50, 1.50<" in page
     assert "<th></th>" not in page

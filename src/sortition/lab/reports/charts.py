@@ -162,8 +162,9 @@ def panel_chart(
     """
     labels = [curve.label for curve in curves]
     colours = _colours(labels)
-    ticks = 5 if most > POINTS else 3
-    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": ticks}}
+    x: dict[str, Any] = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": 3}}
+    if most > POINTS:  # a wide one: from its first round to its last, which may be far from 0
+        x |= {"axis": {"tickCount": 5}, "scale": {"nice": False, "zero": False}}
     colour = {
         "field": "sampler",
         "type": "nominal",
