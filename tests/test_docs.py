@@ -10,15 +10,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sortition
 import sortition.integrations
-from sortition import UniformSampler
+from sortition import UniformSampler, default_sampler
 from sortition.lab.compare import compare
 from sortition.lab.contestants import GUIDANCE
 from sortition.lab.reports.comparison import MARKS
 from sortition.lab.reproduce.figures import FIGURES
+from sortition.ledger import read_run
 from sortition.testing import check_sampler
 
 ROOT = Path(__file__).parents[1]
@@ -203,23 +205,73 @@ def test_the_programs_of_the_reference_run(
     exec(compile(programs(page)[0], str(page), "exec"), {})
 
 
-def test_the_loop_of_the_record_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program of the page, for ten rounds in two parts: the second begins with the model of the first."""
-    import numpy as np
+def test_the_server_of_the_record_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program of the page, with clients that are offline, silent, lie and join, and with crashes.
 
+    Whatever happens, it ends with the model of the unbroken run, to the bit, and three clients join once.
+    """
     page = HOW_TO / "resume-and-records.md"
-    program = programs(page)[0].replace("num_clients=1000", "num_clients=20")
+    program = programs(page)[0].replace("num_clients=1000", "num_clients=20").replace("500", "12")
     monkeypatch.chdir(tmp_path)
-    models: list[float] = []
 
-    def train(model: Any, cohort: Any) -> tuple[Any, Any]:
-        models.append(float(model[0]))
-        return model + 1.0, np.ones(len(cohort))
+    def serve(file: str, crash_in: str = "", crash_at: int = -1) -> Any:
+        """The model in the end; or a crash within a function of the server, before that round."""
 
-    scope = {"initial_model": lambda: np.zeros(1), "train": train, "loss_of": lambda model: float(model[0])}
-    exec(compile(program.replace("500", "6"), str(page), "exec"), dict(scope))
-    exec(compile(program.replace("500", "10"), str(page), "exec"), dict(scope))
-    assert models == list(range(10))
+        def die(function: str) -> None:
+            if (function, scope["run"].round_index) == (crash_in, crash_at):
+                scope["run"]._abandon()
+                raise KeyboardInterrupt
+
+        def clients_ever() -> int:
+            return 23 if scope["run"].round_index >= 6 else 20
+
+        def online() -> Any:  # after a join
+            die("online")
+            return np.flatnonzero(np.arange(scope["run"].sampler.num_ids) % 5 != 4)
+
+        def train(model: Any, cohort: Any) -> Any:  # after a draw
+            die("train")
+            rng = np.random.default_rng(cohort.round_index)
+            updates = (model - rng.normal(size=(len(cohort), 3))) * 0.1
+            updates[rng.random(len(cohort)) < 0.2] = np.nan
+            return updates * np.where(cohort.clients == 7, 1e9, 1.0)[:, None]
+
+        def loss_of(model: Any) -> float:  # after the feedback
+            die("loss_of")
+            return float(np.sum(model**2))
+
+        scope: dict[str, Any] = {"initial_model": lambda: np.zeros(3), "clients_ever": clients_ever}
+        scope |= {"online": online, "train": train, "loss_of": loss_of}
+        exec(compile(program.replace("run.db", file), str(page), "exec"), scope)
+        return scope["model"]
+
+    whole = serve("whole.db")
+    assert np.linalg.norm(whole) < 1e4  # lies of a billion times were clipped
+    for crash in (("train", 6), ("loss_of", 6), ("online", 6), ("train", 7)):
+        file = f"{crash[0]}-{crash[1]}.db"
+        with pytest.raises(KeyboardInterrupt):
+            serve(file, *crash)
+        assert np.array_equal(serve(file), whole), crash
+        with read_run(file) as record:
+            (change,) = record.memberships()
+        assert (change.round_index, change.joined.tolist()) == (6, [20, 21, 22])  # type: ignore[union-attr]
+
+
+def test_the_dead_are_left_out_and_asked_again() -> None:
+    """The two lines of docs/how-to/unreliable-clients.md; who comes back is drawn again."""
+    page = HOW_TO / "unreliable-clients.md"
+    lines = compile(programs(page)[0], str(page), "exec")
+    sampler, draws = default_sampler(num_clients=60, cohort_size=8, seed=1), np.zeros((2, 60))
+    scope: dict[str, Any] = {"sampler": sampler, "rng": np.random.default_rng(0)}
+    for t in range(1200):
+        scope["online"] = np.arange(60)
+        exec(lines, scope)
+        cohort = sampler.draw(available=scope["online"])
+        draws[t // 600, cohort.clients] += 1
+        sampler.observe(cohort, np.where((cohort.clients < 3) & (t < 600), np.nan, 1.0))
+    assert draws[0, :3].mean() < 15.0
+    assert draws[0, 3:].min() > 60.0
+    assert draws[1, :3].min() > 20.0
 
 
 def test_shares_of_those_online_make_weights_of_mean_one() -> None:

@@ -378,16 +378,23 @@ def test_no_round_is_lost_on_the_ledger_page(page):
     specs = re.search(r"const specs = (.*);\n", page)
     assert specs is not None
     _, replies, norms = (spec["data"]["values"] for spec in json.loads(specs[1]))
-    assert [(p["at"], p["y"], p["high"]) for p in replies if p["low"] < 1.0] == [("101 to 102", 0.5, 1.0)]
-    assert [(p["at"], p["low"]) for p in norms if p["high"] > 1.5] == [("201 to 202", 1.5)]
+    assert [(p["at"], p["y"], p["high"]) for p in replies if p["low"] < 1.0] == [("100 to 101", 0.5, 1.0)]
+    assert [(p["at"], p["low"]) for p in norms if p["high"] > 1.5] == [("200 to 201", 1.5)]
     assert page.count('<p class="note">Each point') == 3
+
+
+def test_a_wide_chart_begins_with_its_first_round():
+    spec = line_chart({"a": ([-1, 0, 1000], [1.0, 2.0, 3.0])}, "round", "y")
+    assert spec["layer"][0]["encoding"]["x"]["scale"] == {"nice": False, "zero": False}
+    drawn = picture_svg({**spec, "width": 300}).decode()
+    assert "for a linear scale with values from −1 to 1,000" in drawn
 
 
 def test_norms_are_apart_and_the_summary_has_no_empty_header(page):
     assert ">1.50, 1.50, 1.50<" in page
     assert "<th></th>" not in page
     body, _, _ = page.partition("<script")
-    assert body.count('<div class="table"><table>') == body.count("<table>") == 3
+    assert body.count('<div class="table"><table>') == body.count("<table>") == 4
 
 
 def test_no_menu_that_leads_to_the_network(page):

@@ -246,9 +246,11 @@ def test_lies_are_no_gain(path: Path) -> None:
             cohort = run.draw()
             run.observe(cohort, np.where(cohort.clients < 5, 1e6, 1.0 + 0.1 * (cohort.clients % 3)))
     found = gain(path)
-    assert found.suspects == 5
+    with read_run(path) as record:
+        cohorts = [round_.cohort for round_ in record.rounds()]
+    draws = sum(int(cohort.counts[cohort.clients < 5].sum()) for cohort in cohorts)
     assert 1.4 < found.ratio < 2.0
-    assert "without the 5 suspects" in found.in_words()
+    assert f"without the 5 suspects, who took {draws} of 1500 draws, 95%" in found.in_words()
 
 
 def test_the_diagnosis_leaves_out_the_suspects(path: Path) -> None:

@@ -119,7 +119,7 @@ def test_training_may_diverge(path: Path) -> None:
             run.log(loss=loss)
     with read_run(path) as record:
         assert list(record.logged()["loss"].values()) == [1.0, math.inf, pytest.approx(math.nan, nan_ok=True)]
-    assert "loss nan (round 3)" in sortition("runs", "show", path)
+    assert "loss nan (round 2)" in sortition("runs", "show", path)
     pytest.importorskip("vl_convert")
     sortition("report", path)
 
@@ -133,7 +133,7 @@ def test_shown_exported_and_drawn(path: Path) -> None:
             if t % 2 == 0:
                 run.log(accuracy=t / 10)
     shown = sortition("runs", "show", path)
-    assert "last logged        loss 0.1667 (round 4), accuracy 0.2 (round 3)" in shown
+    assert "last logged        loss 0.1667 (round 3), accuracy 0.2 (round 2)" in shown
     sortition("runs", "export", path, "--csv", path.with_name("csv"))
     with open(path.with_name("csv") / "logged.csv", newline="") as file:
         rows = [(int(row["round"]), row["name"], float(row["value"])) for row in csv.DictReader(file)]
@@ -150,7 +150,7 @@ def test_shown_exported_and_drawn(path: Path) -> None:
     sortition("report", path, "--output", path.with_name("page.html"))
     page = path.with_name("page.html").read_text()
     assert "<h2>Logged</h2>" in page
-    for point in ('"x": 0.0, "at": "0", "y": 2.0', '"x": 3.0, "at": "3", "y": 0.2'):
+    for point in ('"x": -1.0, "at": "-1", "y": 2.0', '"x": 2.0, "at": "2", "y": 0.2'):
         assert point in page
 
 
@@ -167,7 +167,7 @@ def test_what_is_logged_in_a_private_run_is_the_users_own(path: Path) -> None:
     with open_run(path, private) as run:
         play(run, 2)
         run.log(loss=0.75)
-    assert "loss 0.75 (round 2)" in sortition("runs", "show", path)
+    assert "loss 0.75 (round 1)" in sortition("runs", "show", path)
 
 
 def test_a_row_of_others_is_checked(path: Path) -> None:

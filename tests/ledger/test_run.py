@@ -190,6 +190,12 @@ def test_what_the_sampler_says_of_hostile_clients_is_passed_on(path: Path) -> No
         liar(run)
         assert run.suspects() == plain.suspects() != []
         assert run.norm_bound == plain.norm_bound < np.inf
+        cohort, rows = run.draw(), run._store.last
+        norms = np.full(len(cohort), 5.0)
+        assert run.norm_bound_with(cohort, norms) == plain.norm_bound_with(plain.draw(), norms)
+        with pytest.raises(FeedbackError, match="norms must have"):
+            run.norm_bound_with(cohort, [3.0] * 9)
+        assert run._store.last == rows  # nothing is recorded
         assert run.client_weights().tolist() == plain.client_weights().tolist()
         assert run.client_weights([3, 0]).tolist() == plain.client_weights([3, 0]).tolist()
         with pytest.raises(ConfigurationError, match="privacy"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,16 @@ from sortition import EmpiricalBayesSampler, NormPrivacy, UniformSampler
 from sortition.cli.commands import app
 from sortition.core.guard_settings import Suspect
 from sortition.ledger import open_run, read_run, verify_run
-from sortition.ledger.summary import Suspicion, client_row, figures, median_row, moment, summarise, whole_file
+from sortition.ledger.summary import (
+    Suspicion,
+    client_row,
+    figures,
+    median_row,
+    moment,
+    silent_rows,
+    summarise,
+    whole_file,
+)
 from tests.ledger.helpers import CLIENTS, Strange, guarded, make, norms_of, own, play
 
 
@@ -165,7 +175,9 @@ def test_report(run: Path, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert "AdaptiveOSMDSampler, 8 rounds" in page
     assert "<script src=" not in page  # it opens offline
-    assert f">1: {CLIENTS}<" in page  # the client that joined
+    assert re.search(
+        rf"<td[^>]*>7</td><td[^>]*>1: {CLIENTS}</td>", page
+    )  # who joined, before round 7 was drawn
     assert f"Report: {tmp_path / 'page.html'}" in found.output
 
 
@@ -300,6 +312,60 @@ def test_the_medians_by_hand(silent: Path) -> None:
     assert found[3:] == ("0.0333", f"{np.median(list(newest.values())):.3g}")
 
 
+def test_who_was_silent_by_hand(path: Path) -> None:
+    """Client 0 never replies, 1 not after round 4, 2 not in round 6; and 3 has a name."""
+
+    def everybody() -> UniformSampler:
+        return UniformSampler(num_clients=6, cohort_size=6, design="fixed_size")
+
+    with open_run(path, everybody) as recorded:
+        recorded.name_clients([1], ["clinic-b"])
+        for t in range(9):
+            norms = np.ones(6)
+            norms[[0, *([1] if t > 4 else []), *([2] if t == 6 else [])]] = np.nan
+            recorded.observe(recorded.draw(), norms)
+        recorded.draw()  # open: nobody was silent in it
+    with read_run(path) as record:
+        clients = summarise(record).clients
+    assert silent_rows(clients.most_silent(20)) == [
+        ("0", "10", "0", "9", "never"),
+        ("clinic-b", "10", "5", "4", "4"),
+        ("2", "10", "8", "1", "8"),
+    ]
+    assert [known.client for known in clients.most_silent(1)] == [0]
+    title, _, table = shown(path).partition("most often silent")
+    assert title
+    assert [line.split() for line in table.splitlines()[4:7]] == [
+        ["0", "10", "0", "9", "never"],
+        ["clinic-b", "10", "5", "4", "4"],
+        ["2", "10", "8", "1", "8"],
+    ]
+
+
+def test_nobody_was_silent(path: Path) -> None:
+    with open_run(path, uniform) as recorded:
+        cohort = recorded.draw()
+        recorded.observe(cohort, np.ones(len(cohort)))
+    assert "silent" not in shown(path)
+
+
+def test_the_last_reply_has_the_number_of_its_round(path: Path) -> None:
+    """Of a run that goes on from another, rounds go on too; a late reply counts for its own round."""
+    before = uniform()
+    for _ in range(7):
+        cohort = before.draw()
+        before.observe(cohort, np.ones(len(cohort)))
+    with open_run(path, uniform) as recorded:
+        recorded.load_state_dict(before.state_dict())
+        first, second = recorded.draw(), recorded.draw()
+        recorded.observe(second, np.full(len(second), np.nan))
+        recorded.observe(first, np.ones(len(first)))
+    with read_run(path) as record:
+        summary = summarise(record)
+    assert summary.round_indices.tolist() == [7, 8]
+    assert {summary.clients.of(client).last_reply for client in first.clients.tolist()} == {7}
+
+
 def test_silence_is_told_from_an_open_round(path: Path) -> None:
     with open_run(path, uniform) as recorded:
         recorded.draw()
@@ -390,7 +456,10 @@ def test_privacy_leaves_the_guard_blind(path: Path) -> None:
         for _ in range(20):
             cohort = recorded.draw()
             recorded.observe(cohort, np.where(cohort.clients == 7, 1e6, 1.0))
+        spent = recorded.privacy_spent()
     text = shown(path, 200)
+    assert f"epsilon {spent.epsilon:.3g} at delta 1e-05, for the norms of the client" in text
+    assert f"with most replies ({spent.most_replies})" in text
     assert "privacy clips norms at 2.5" in text
     assert "no report was above" not in text
 

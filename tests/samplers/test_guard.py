@@ -16,13 +16,17 @@ from hypothesis.extra.numpy import arrays
 from sortition import (
     AvareSampler,
     Cohort,
+    CohortError,
     ConfigurationError,
     EmpiricalBayesSampler,
+    FeedbackError,
     Guard,
     KVibSampler,
+    NormPrivacy,
     OSMDSampler,
     PortfolioSampler,
     StateError,
+    UniformSampler,
 )
 from sortition.core.beliefs import HOLD, LEAST_SHARE
 from sortition.core.designs import DESIGNS
@@ -821,3 +825,49 @@ def test_a_paper_sampler_has_no_guard_unless_asked() -> None:
     train(sampler, 3)
     assert sampler.norm_bound == math.inf
     assert sampler.suspects() == []
+
+
+@pytest.mark.parametrize("privacy", [None, NormPrivacy(3.0, 0.5, fresh_noise=False)])
+@pytest.mark.parametrize("name", BUILD)
+def test_the_bound_with_the_norms_of_a_cohort_is_the_one_after_them(
+    name: str, privacy: NormPrivacy | None
+) -> None:
+    """From the first cohort on, with lies, silence and clients that leave; and asking changes nothing."""
+    rng = np.random.default_rng(0)
+    sampler, other = (
+        BUILD[name](num_clients=M, cohort_size=K, guard=Guard(), privacy=privacy) for _ in range(2)
+    )
+    bounds = []
+    for t in range(30):
+        cohort = sampler.draw()
+        assert other.draw().clients.tolist() == cohort.clients.tolist()
+        norms = np.exp(rng.normal(size=len(cohort))) * np.where(cohort.clients < 2, 1e6, 1.0)
+        norms[rng.random(len(cohort)) < (1.0 if t == 5 else 0.2)] = np.nan
+        if t == 20:
+            for one in (sampler, other):
+                one.remove_clients(cohort.clients[:1])
+        bounds.append(sampler.norm_bound_with(cohort, norms.tolist()))
+        sampler.observe(cohort, norms)
+        other.observe(cohort, norms)
+        assert bounds[-1] == sampler.norm_bound
+    assert bounds[0] < math.inf
+    assert bounds[5] == bounds[4]
+    assert same_state(sampler.state_dict(), other.state_dict())
+
+
+def test_the_bound_with_norms_that_are_none() -> None:
+    sampler = UniformSampler(num_clients=M, cohort_size=K)
+    cohort = sampler.draw()
+    wrong: list[tuple[Any, str]] = [
+        ([1.0], "norms must have"),
+        ([-1.0] * len(cohort), "norms must be finite and not negative"),
+        ([None] * len(cohort), "norms must be real numbers, nan for no reply, got object"),
+    ]
+    for norms, message in wrong:
+        for call in (sampler.norm_bound_with, sampler.observe):
+            with pytest.raises(FeedbackError, match=message):
+                call(cohort, norms)
+    assert sampler.norm_bound_with(cohort, np.ones(len(cohort))) == math.inf
+    sampler.observe(cohort, np.ones(len(cohort)))
+    with pytest.raises(CohortError, match="has had its feedback"):
+        sampler.norm_bound_with(cohort, np.ones(len(cohort)))

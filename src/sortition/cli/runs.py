@@ -21,11 +21,13 @@ from sortition.ledger.side_by_side import Target, make_comparison, run_names
 from sortition.ledger.store import counted
 from sortition.ledger.summary import (
     CLIENT_COLUMNS,
+    SILENT_COLUMNS,
     SUSPECT_COLUMNS,
     client_row,
     export_csv,
     figures,
     median_row,
+    silent_rows,
     summarise,
     suspect_rows,
     whole_file,
@@ -59,7 +61,7 @@ def show(
     ] = 5,
     good: Good = False,
 ) -> None:
-    """Print rounds, coverage, failures, the most and least drawn clients and why, and the suspects."""
+    """Print rounds, coverage, the most and least drawn clients and why, the silent ones, the suspects."""
     with _reading(run, good) as record:
         summary = summarise(record)
     console = Console(highlight=False, markup=False, emoji=False)  # names come from the file
@@ -76,6 +78,8 @@ def show(
             if clients:
                 rows = [*map(client_row, clients), median_row(summary)]
                 console.print(_table(title, CLIENT_COLUMNS, rows))
+    if silent := summary.clients.most_silent(top):
+        console.print(_table("most often silent", SILENT_COLUMNS, silent_rows(silent)))
     if top and summary.suspicion.suspects:
         suspects = suspect_rows(summary, top)
         console.print(_table("suspects: norms above the guard's clip", SUSPECT_COLUMNS, suspects))

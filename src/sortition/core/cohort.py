@@ -23,9 +23,10 @@ class Cohort:
     r"""The ticket of a round: distinct clients and, aligned with them, how they were drawn.
 
     With :math:`S^t` the draws of round t, ``clients`` are the distinct members of :math:`S^t`,
-    ``counts`` is :math:`\mathcal N\{m \in S^t\}`, ``probabilities`` is :math:`p^t_m` (for draws that are
-    independent or of fixed size the inclusion probability, and 1 where all the available take part), and
-    ``weights`` has mean one for every client, whatever the design: the aggregate is
+    ``counts`` is :math:`\mathcal N\{m \in S^t\}`, ``probabilities`` is :math:`p^t_m`, and ``weights`` has
+    mean one for every client, whatever the design. The probabilities of all clients sum to one; but for draws
+    that are independent or of fixed size they are the chances to be in the cohort, which sum to K, and 1
+    where all the available take part. The aggregate is
 
     .. math:: g^t = \sum_m \lambda_m \, \mathrm{weight}_m \, g^t_m            (Equation 2)
 

@@ -36,7 +36,7 @@ class Sampler(Protocol):
         """Learn from the update norms, aligned with ``cohort.clients``; nan means no reply."""
 
     def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
-        """The probabilities that the next draw uses: all of them, or those of ``clients``."""
+        """The probabilities of the next draw: all of them, which sum to one, or those of ``clients``."""
 
     def state_dict(self) -> dict[str, Any]:
         """All that a continued run needs, as plain arrays and scalars."""

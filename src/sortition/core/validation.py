@@ -22,6 +22,8 @@ SMALLEST_MASS = 1e-100
 LARGEST_MASS = 1e100
 MOST_CLIENTS = 2**53
 """Ids above could not be told apart by a double."""
+NORMS = "real numbers, nan for no reply"
+"""What errors ask for in the place of norms."""
 LONGEST_SHOWN = 500
 """An error shows at most this many characters of a wrong value."""
 LONGEST_TEXT = 2000
@@ -204,14 +206,14 @@ def require_support(name: str, masses: FloatArray, client_weights: FloatArray | 
 
 def norms_of(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
     """``values`` as ``size`` norms: finite and not negative, or nan for no reply."""
-    norms = one_each(name, values, size, whose)
+    norms = one_each(name, values, size, whose, NORMS)
     check_norms(name, norms)
     return norms
 
 
-def one_each(name: str, values: ArrayLike, size: int, whose: str) -> FloatArray:
-    """``values`` as ``size`` floats."""
-    numbers = _floats(name, values, FeedbackError)
+def one_each(name: str, values: ArrayLike, size: int, whose: str, what: str = "real numbers") -> FloatArray:
+    """``values`` as ``size`` floats; ``what`` is what an error asks for."""
+    numbers = _floats(name, values, FeedbackError, what)
     if numbers.shape != (size,):
         raise FeedbackError(f"{name} must have {size} entries, one for {whose}, got shape {numbers.shape}")
     return numbers
@@ -264,20 +266,25 @@ def shown(value: Any) -> str:
     return words if len(words) <= LONGEST_SHOWN else f"{words[:LONGEST_SHOWN]}..."
 
 
-def real_numbers(name: str, values: ArrayLike, error: type[SortitionError]) -> np.ndarray[Any, Any]:
-    """``values`` as an array of integers or floats; strings, booleans, dates and the like are no numbers."""
+def real_numbers(
+    name: str, values: ArrayLike, error: type[SortitionError], what: str = "real numbers"
+) -> np.ndarray[Any, Any]:
+    """``values`` as an array of integers or floats; strings, booleans, dates and the like are no numbers.
+
+    ``what`` is what an error asks for.
+    """
     if type(values) is np.ndarray and values.dtype == np.float64:
         return values
     if isinstance(values, (list, tuple)) and any(map(_is_no_number, values)):
-        raise error(f"{name} must be real numbers, got {shown(values)}")
+        raise error(f"{name} must be {what}, got {shown(values)}")
     try:
         found = np.asarray(values)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor that keeps gradients
-        raise error(f"{name} must be real numbers, got {shown(values)}") from None
+        raise error(f"{name} must be {what}, got {shown(values)}") from None
     if found.dtype.kind not in "iuf":
-        raise error(f"{name} must be real numbers, got {found.dtype}: {shown(values)}")
+        raise error(f"{name} must be {what}, got {found.dtype}: {shown(values)}")
     if isinstance(values, np.ma.MaskedArray):
-        raise error(f"{name} must be real numbers without a mask, got a masked array; see its filled()")
+        raise error(f"{name} must be {what} without a mask, got a masked array; see its filled()")
     return found
 
 
@@ -303,5 +310,7 @@ def _real(value: Any) -> float | None:
     return float(found) if found.ndim == 0 else None
 
 
-def _floats(name: str, values: ArrayLike, error: type[SortitionError]) -> FloatArray:
-    return np.asarray(real_numbers(name, values, error), dtype=np.float64)
+def _floats(
+    name: str, values: ArrayLike, error: type[SortitionError], what: str = "real numbers"
+) -> FloatArray:
+    return np.asarray(real_numbers(name, values, error, what), dtype=np.float64)

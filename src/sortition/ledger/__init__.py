@@ -19,8 +19,8 @@
 - ``draw()`` first hands out the open cohorts that this process has not had yet, oldest first;
 - ``observe()`` accepts the same feedback again, and refuses other feedback for the same round;
 - ``add_clients``, ``remove_clients``, ``calibrate``: the sampler's methods, recorded;
-- ``client_weights``, ``norm_bound``, ``suspects``, ``privacy_spent``: what the sampler says; everything else
-  of it is at ``sampler``;
+- ``client_weights``, ``norm_bound_with``, ``suspects`` and others: what the sampler says; everything else of
+  it is at ``sampler``;
 - ``attach(round_index, name, arrays)`` and ``attachment(round_index, name)``: plain arrays, numbers and
   strings beside a round, such as the model. The newest two of a name are kept. Of a memory's state only the
   rows that have changed are written. Attach before ``observe``; to resume, take the attachment of

@@ -43,8 +43,8 @@ class Gain:
     unknown: str = ""
     residuals: bool = False
     """Whether the run had a memory: then it is the variance of what had changed."""
-    suspects: int = 0
-    """Clients that were left out: the guard had clipped their norms."""
+    without: str = ""
+    """Who was left out, in words: clients whose norms the guard had clipped."""
 
     def short(self) -> str:
         """A cell of a table.
@@ -64,8 +64,8 @@ class Gain:
         found = f"sampling variance x{self.ratio:.3g} that of uniform sampling"
         if self.residuals:
             found += " beside the same memory (what the memory itself saves is not in it)"
-        if self.suspects:
-            found += f", without the {self.suspects} suspects"
+        if self.without:
+            found += f", without {self.without}"
         if self.interval is None:
             return f"{found}, from {self.rounds} rounds: too few for an interval"
         low, high = self.interval
@@ -168,7 +168,7 @@ def gain_of(own: FloatArray, uniform: FloatArray, cohort_size: int) -> Gain:
     """The gain from the estimates of each round, in the order of the draws; nan and infinities are left out.
 
     >>> gain_of(np.full(20, 1.0), np.full(20, 2.0), 5)
-    Gain(ratio=0.5, interval=(0.5, 0.5), rounds=20, unknown='', residuals=False, suspects=0)
+    Gain(ratio=0.5, interval=(0.5, 0.5), rounds=20, unknown='', residuals=False, without='')
     """
     known = np.isfinite(own) & np.isfinite(uniform)
     own, uniform = own[known], uniform[known]

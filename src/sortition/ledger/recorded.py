@@ -178,7 +178,7 @@ class RecordedSampler:
         return self._current().round_index
 
     def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
-        """The probabilities of the next new draw: all of them, or those of ``clients``."""
+        """The probabilities of the next new draw: all of them, which sum to one, or those of ``clients``."""
         found: FloatArray = self.sampler.probabilities(clients)
         return found
 
@@ -305,6 +305,10 @@ class RecordedSampler:
     def norm_bound(self) -> float:
         """Larger norms are clipped to this in the next feedback; inf if nothing is clipped."""
         return float(self.sampler.norm_bound)
+
+    def norm_bound_with(self, cohort: Cohort, norms: ArrayLike) -> float:
+        """``norm_bound`` as it will be after ``observe(cohort, norms)``; nothing is learnt or recorded."""
+        return float(_method_of(self.sampler, "norm_bound_with")(cohort, norms))
 
     def suspects(self) -> list[Suspect]:
         """The clients whose norms were clipped by the sampler's guard, the most frequent first."""

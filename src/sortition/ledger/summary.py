@@ -15,19 +15,22 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from sortition.core.accounting import gaussian_epsilon, gaussian_mu
 from sortition.core.designs import INCLUSION_DESIGNS
-from sortition.core.errors import LedgerError, StateError
+from sortition.core.errors import ConfigurationError, LedgerError, StateError
 from sortition.core.guard_settings import Guard, Suspect, hits_in, suspects_of
-from sortition.core.types import FloatArray
+from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import printable
 from sortition.ledger.files import belongs_to, private
 from sortition.ledger.gain import Gain, PresentClients, gain_of
 from sortition.ledger.notes import NOTED, Noted
 from sortition.ledger.record import Membership, RunRecord, membership_of
 from sortition.ledger.settings_in_words import fields_of
+from sortition.ledger.store import counted
 from sortition.ledger.tally import ClientSummary, ClientTable, Tally
 
 CLIENT_COLUMNS = ("client", "draws", "no reply", "last probability", "last norms")
+SILENT_COLUMNS = ("client", "draws", "replies", "no reply", "last reply in round")
 SUSPECT_COLUMNS = ("client", "clipped reports", "times the bound", "draws", "last norms")
 NAMED_SUSPECTS = 3
 """How many suspects the line of figures names, each with its number of clipped reports."""
@@ -46,6 +49,8 @@ TROUBLES = {
 """Logged names of a Flower run, in rounds where they are above 0, and what their sums count."""
 _SHARED = ("num_clients", "cohort_size", "client_weights", "design", "guard", "privacy")
 """Settings that an expert shares with its portfolio, or does not use in it."""
+DELTA = 1e-5
+"""At which it is said what a private run has spent."""
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -122,6 +127,8 @@ class RunSummary:
     """Who joined and left, and when."""
     suspicion: Suspicion
     """The clients whose norms were clipped by the sampler's guard."""
+    round_indices: IntArray
+    """The number of each round, in the order of the draws, which is that of the arrays that follow."""
     seen_by_round: FloatArray
     """After each round, the number of clients drawn so far."""
     effective_by_round: FloatArray
@@ -134,6 +141,8 @@ class RunSummary:
     """What was logged, by name and round."""
     gain: Gain
     """Over uniform sampling."""
+    privacy_spent: str
+    """In a private run, what the replies have cost, in words; else empty."""
 
 
 def summarise(record: RunRecord) -> RunSummary:
@@ -179,7 +188,7 @@ def summarise(record: RunRecord) -> RunSummary:
         settings=settings_in_words(record.config),
         words=_words(record),
         experts=tuple((place, expert_in_words(kind, config)) for place, kind, config in record.experts),
-        rounds=tally.rounds,
+        rounds=len(tally.rounds),
         open_rounds=len(tally.open),
         oldest_open=next((drawn_at for _, _, drawn_at, *_ in tally.open.values()), None),
         draws=tally.draws,
@@ -196,22 +205,41 @@ def summarise(record: RunRecord) -> RunSummary:
         clients=clients,
         changes=tuple(changes),
         suspicion=suspicion,
+        round_indices=np.array(tally.rounds, dtype=np.int64),
         seen_by_round=seen.astype(float),
         effective_by_round=effective,
         replies_by_round=replied,
         norms_by_round=np.full(len(medians), np.nan) if record.private else medians,
         logged=noted.logged,
-        gain=_gain(record, tally, present, len(lied)),
+        gain=_gain(record, tally, present, lied),
+        privacy_spent=_privacy_spent(record, clients) if record.private else "",
     )
 
 
-def _gain(record: RunRecord, tally: Tally, present: PresentClients, suspects: int) -> Gain:
+def _gain(record: RunRecord, tally: Tally, present: PresentClients, suspects: IntArray) -> Gain:
     if record.private:
         return Gain(unknown="not shown")
     if present.unknown or record.cohort_size is None:
         return Gain(unknown=present.unknown or "not known: the record does not say the cohort size")
     found = gain_of(*tally.variances(), record.cohort_size)
-    return replace(found, residuals=record.has_memory, suspects=suspects)
+    without = ""
+    if len(suspects):
+        draws = sum(tally.clients.of(client).draws for client in suspects.tolist())
+        without = f"the {counted(len(suspects), 'suspect')}, who took {draws} of {tally.draws} draws"
+    return replace(found, residuals=record.has_memory, without=without)
+
+
+def _privacy_spent(record: RunRecord, clients: ClientTable) -> str:
+    """What the replies of the client that replied most have cost, by the noise that the settings name."""
+    if record.continues is not None:
+        return "not known: the loaded state had replies of its own; its sampler's privacy_spent counts all"
+    try:
+        sigma = float(fields_of(record.config.get("privacy"))["noise_multiplier"])
+        most = int(clients.replies.max(initial=0))
+        epsilon = gaussian_epsilon(gaussian_mu(sigma, most), DELTA)
+    except (KeyError, ValueError, ConfigurationError):
+        return "not known: the settings do not say the noise"
+    return f"epsilon {epsilon:.3g} at delta {DELTA:g}, for the norms of the client with most replies ({most})"
 
 
 def suspicion_of(record: RunRecord) -> Suspicion:
@@ -268,6 +296,20 @@ def suspect_rows(summary: RunSummary, most: int) -> list[tuple[str, str, str, st
     return rows
 
 
+def silent_rows(clients: Iterable[ClientSummary]) -> list[tuple[str, str, str, str, str]]:
+    """Rows of clients that did not reply."""
+    return [
+        (
+            client_row(known)[0],
+            str(known.draws),
+            str(known.replies),
+            str(known.failures),
+            "never" if known.last_reply is None else str(known.last_reply),
+        )
+        for known in clients
+    ]
+
+
 def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, str]]:
     """A run in figures, by name; with ``now``, also how old the oldest open cohort is."""
     asked = summary.replies + summary.failures
@@ -297,6 +339,7 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
         ("coverage", coverage),
         ("effective clients", f"{summary.effective_clients:.1f}{of_all}"),
         ("failures", failed),
+        *([("privacy spent", summary.privacy_spent)] if summary.privacy_spent else []),
         ("gain", summary.gain.in_words()),
         ("suspects", summary.suspicion.in_words(summary.clients.names)),
         *([("troubles", troubles)] if (troubles := _troubles_in_words(summary.logged)) else []),
@@ -306,11 +349,11 @@ def figures(summary: RunSummary, now: float | None = None) -> list[tuple[str, st
 
 
 def _logged_in_words(logged: Mapping[str, Mapping[int, float]]) -> str:
-    """The last number of each name, and after how many rounds."""
+    """The last number of each name, and its round."""
     words, numbers = [], {name: found for name, found in logged.items() if name not in TROUBLES}
     for name, by_round in list(numbers.items())[:NAMED_NUMBERS]:
         last = max(by_round)
-        words.append(f"{name} {by_round[last]:.4g} (round {last + 1})")
+        words.append(f"{name} {by_round[last]:.4g} (round {last})")
     return ", ".join([*words, *(["..."] if len(numbers) > NAMED_NUMBERS else [])])
 
 

@@ -29,8 +29,12 @@ class ClientSummary:
 
     client: int
     draws: int = 0
+    replies: int = 0
+    """Rounds in which it replied."""
     failures: int = 0
     """Rounds in which it did not reply."""
+    last_reply: int | None = None
+    """The round that it replied to last; None if it never did."""
     probability: float = 0.0
     """Its probability in the last round that it was drawn in."""
     norms: tuple[float, ...] | None = ()
@@ -45,7 +49,9 @@ class ClientTable(Sequence[ClientSummary]):
 
     def __init__(self) -> None:
         self.draws = np.zeros(0, dtype=np.int64)
+        self.replies = np.zeros(0, dtype=np.int64)
         self.failures = np.zeros(0, dtype=np.int64)
+        self.last_replies = np.zeros(0, dtype=np.int64)  # rounds; -1 for none
         self.probabilities = np.zeros(0)
         self.norms = np.zeros((0, LAST_NORMS))  # the newest first; nan for none
         self.left: set[int] = set()
@@ -72,6 +78,12 @@ class ClientTable(Sequence[ClientSummary]):
         if slot == len(self) or self._ids[slot] != client:
             return ClientSummary(client, left=client in self.left, name=self.names.get(client))
         return self._summary(slot)
+
+    def most_silent(self, most: int) -> list[ClientSummary]:
+        """At most so many of those that did not reply, most often first; of equals, who replied least."""
+        silent = np.flatnonzero(self.failures)
+        order = np.lexsort((silent, self.replies[silent], -self.failures[silent]))
+        return [self._summary(slot) for slot in silent[order[:most]].tolist()]
 
     def sort(self) -> None:
         """Put the most drawn first, and among equals the least id."""
@@ -105,7 +117,8 @@ class ClientTable(Sequence[ClientSummary]):
             return wide
 
         self._ids = ids
-        self.draws, self.failures = wider(self.draws, 0), wider(self.failures, 0)
+        self.draws, self.last_replies = wider(self.draws, 0), wider(self.last_replies, -1)
+        self.replies, self.failures = wider(self.replies, 0), wider(self.failures, 0)
         self.probabilities, self.norms = wider(self.probabilities, 0.0), wider(self.norms, np.nan)
 
     def add_draws(
@@ -123,11 +136,13 @@ class ClientTable(Sequence[ClientSummary]):
         self.probabilities[slots] = probabilities  # of several, the last counts
         return first, added
 
-    def add_norms(self, slots: IntArray, norms: FloatArray) -> None:
-        """Add replies in their order; nan for none."""
+    def add_norms(self, slots: IntArray, norms: FloatArray, rounds: IntArray) -> None:
+        """Add replies in their order, with their rounds; nan for none."""
         heard = ~np.isnan(norms)
         np.add.at(self.failures, slots[~heard], 1)
         slots, norms = slots[heard], norms[heard]
+        np.add.at(self.replies, slots, 1)
+        self.last_replies[slots] = rounds[heard]  # of several, the last counts
         order, heads, group = _grouped(slots)
         ends = np.append(heads[1:], len(order))
         age = ends[group] - 1 - np.arange(len(order))  # 0 for the newest
@@ -142,12 +157,14 @@ class ClientTable(Sequence[ClientSummary]):
         client, norms = int(self._ids[slot]), self.norms[slot]
         return ClientSummary(
             client,
-            int(self.draws[slot]),
-            int(self.failures[slot]),
-            float(self.probabilities[slot]),
-            None if self.private else tuple(norms[~np.isnan(norms)].tolist()),
-            client in self.left,
-            self.names.get(client),
+            draws=int(self.draws[slot]),
+            replies=int(self.replies[slot]),
+            failures=int(self.failures[slot]),
+            last_reply=int(self.last_replies[slot]) if self.replies[slot] else None,
+            probability=float(self.probabilities[slot]),
+            norms=None if self.private else tuple(norms[~np.isnan(norms)].tolist()),
+            left=client in self.left,
+            name=self.names.get(client),
         )
 
 
@@ -198,10 +215,12 @@ class Tally:
         """Of each round that awaits feedback: its place among all rounds, its row, when it was drawn, and how
         many clients were there with which mass."""
         self._present, self._cohort_size, self._inclusion = present, cohort_size, inclusion
-        self.rounds = self.draws = self.replies = self.failures = 0
+        self.rounds: list[int] = []
+        """The number of each round, in the order of the draws."""
+        self.draws = self.replies = self.failures = 0
         self._seen, self._squares = 0, 0.0
         self._drawn: list[bytes] = []
-        self._heard: list[tuple[int, bytes, bytes, int, float]] = []
+        self._heard: list[tuple[int, int, bytes, bytes, int, float]] = []
         self._waiting = 0
         self._draws_by_round: list[tuple[IntArray, FloatArray]] = []
         self._replies_by_round: list[tuple[list[int], FloatArray, FloatArray]] = []
@@ -210,15 +229,15 @@ class Tally:
     def add_cohort(self, round_index: int, payload: bytes, drawn_at: float) -> None:
         """The row of a cohort."""
         known = self._present
-        self.open[round_index] = self.rounds, payload, drawn_at, known.count, known.total
-        self.rounds += 1
+        self.open[round_index] = len(self.rounds), payload, drawn_at, known.count, known.total
+        self.rounds.append(round_index)
         self._drawn.append(payload)
         self._wait(payload)
 
     def add_feedback(self, round_index: int, payload: bytes) -> None:
         """The row of the feedback of an open cohort."""
         place, cohort, _, clients, mass = self.open.pop(round_index)
-        self._heard.append((place, cohort, payload, clients, mass))
+        self._heard.append((round_index, place, cohort, payload, clients, mass))
         self._wait(payload)
 
     def by_round(self) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
@@ -226,7 +245,7 @@ class Tally:
         self._add_up()
         none = np.zeros(0, dtype=np.int64), np.zeros(0)
         seen, effective = (np.concatenate(c) for c in zip(none, *self._draws_by_round, strict=True))
-        replied, medians = np.full((2, self.rounds), np.nan)
+        replied, medians = np.full((2, len(self.rounds)), np.nan)
         for places, shares, middle in self._replies_by_round:
             replied[places], medians[places] = shares, middle
         return seen, effective, replied, medians
@@ -234,7 +253,7 @@ class Tally:
     def variances(self) -> tuple[FloatArray, FloatArray]:
         """Of each round the estimated variance of its draws, and of uniform ones; nan where not known."""
         self._add_up()
-        own, uniform = np.full((2, self.rounds), np.nan)
+        own, uniform = np.full((2, len(self.rounds)), np.nan)
         for places, *both in self._variances_by_round:
             own[places], uniform[places] = both
         return own, uniform
@@ -261,13 +280,13 @@ class Tally:
             self._draws_by_round.append((seen.astype(np.int64), draws**2 / np.maximum(squares, 1.0)))
             self._seen, self._squares, self.draws = int(seen[-1]), float(squares[-1]), int(draws[-1])
         if self._heard:
-            places, cohorts, feedback, there, totals = (list(c) for c in zip(*self._heard, strict=True))
+            rounds, places, cohorts, feedback, there, totals = map(list, zip(*self._heard, strict=True))
             names = {"clients": np.int64, "probabilities": np.float64, "weights": np.float64}
             asked, (clients, p, weights) = unpack_columns(cohorts, names)
             sizes, (norms,) = unpack_columns(feedback, {"norms": np.float64})
             if not np.array_equal(sizes, asked):
                 raise LedgerError("norms must be as many as the clients of their cohort")
-            self.clients.add_norms(self.clients.slots_of(clients), norms)
+            self.clients.add_norms(self.clients.slots_of(clients), norms, np.repeat(rounds, sizes))
             replies, medians = _medians(sizes, norms)
             self.replies += int(replies.sum())
             self.failures += int(sizes.sum() - replies.sum())

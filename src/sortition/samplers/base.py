@@ -20,6 +20,7 @@ from sortition.core.state import array, check, count, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import (
     MOST_CLIENTS,
+    NORMS,
     check_norms,
     client_ids,
     distribution,
@@ -210,6 +211,7 @@ class BaseSampler(ABC):
     def probabilities(self, clients: ArrayLike | None = None) -> FloatArray:
         """The probabilities of the next draw: all of them, by id, or those of ``clients``.
 
+        All of them sum to one; ``cohort.probabilities`` of fixed size are the chances to be in the cohort.
         A client that has left has probability 0.
         """
         if clients is None:
@@ -237,7 +239,7 @@ class BaseSampler(ABC):
         of clients that have left in the meantime.
         """
         self._recognise(cohort)
-        values = one_each("norms", norms, len(cohort.clients), "each client of the cohort")
+        values = one_each("norms", norms, len(cohort.clients), "each client of the cohort", NORMS)
         complete = all_replied(values)
         if not complete:
             check_norms("norms", values)
@@ -424,6 +426,21 @@ class BaseSampler(ABC):
         clients were heard; the first 50 replies are judged together.
         """
         return np.inf if self._guard is None else self._guard.norm_bound
+
+    def norm_bound_with(self, cohort: Cohort, norms: ArrayLike) -> float:
+        """``norm_bound`` as it will be after ``observe(cohort, norms)``; nothing is learnt or remembered.
+
+        So a server can clip the updates of a cohort, step, and call ``observe`` last.
+        """
+        self._recognise(cohort)
+        values = norms_of("norms", norms, len(cohort.clients), "each client of the cohort")
+        if self._guard is None:
+            return np.inf
+        if self._noise is not None:
+            values = self._noise.added(cohort, values)
+        replied = ~np.isnan(values)
+        heard, values = self._of_those_here(cohort.replied(replied), values[replied])
+        return self._guard.norm_bound_with(heard, values) if len(heard.clients) else self._guard.norm_bound
 
     def suspects(self) -> list[Suspect]:
         """The clients whose norms were clipped by the guard, the most frequent first."""

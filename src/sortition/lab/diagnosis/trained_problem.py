@@ -162,7 +162,7 @@ def measure_problem(
         model = model - step_size * step
         if not np.all(np.abs(model) < LARGEST):
             raise ConfigurationError(
-                f"step_size {step_size:g} is too large: training diverges in round {round_index + 1}; give a "
+                f"step_size {step_size:g} is too large: training diverges in round {round_index}; give a "
                 "smaller one"
             )
         tick()

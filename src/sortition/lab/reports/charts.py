@@ -134,7 +134,7 @@ def logged_chart(
     curves, known = {}, []
     for label, by_round in lines.items():
         values = np.array(list(by_round.values()), dtype=float)
-        curves[label] = (np.array(list(by_round)) + 1, values)  # so many rounds were drawn
+        curves[label] = (np.array(list(by_round)), values)
         known.append(values[np.isfinite(values)])
     if max(map(len, known), default=0) < 2:
         return None
@@ -162,8 +162,9 @@ def panel_chart(
     """
     labels = [curve.label for curve in curves]
     colours = _colours(labels)
-    ticks = 5 if most > POINTS else 3
-    x = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": ticks}}
+    x: dict[str, Any] = {"field": "x", "type": "quantitative", "title": x_title, "axis": {"tickCount": 3}}
+    if most > POINTS:  # a wide one: from its first round to its last, which may be far from 0
+        x |= {"axis": {"tickCount": 5}, "scale": {"nice": False, "zero": False}}
     colour = {
         "field": "sampler",
         "type": "nominal",

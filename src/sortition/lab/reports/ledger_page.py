@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from sortition.core.types import IntArray
 from sortition.lab.reports.charts import line_chart, logged_chart
 from sortition.lab.reports.page import Number, Page
@@ -13,10 +11,12 @@ from sortition.ledger import RunRecord
 from sortition.ledger.side_by_side import LEFT_ALIGNED, RunComparison
 from sortition.ledger.summary import (
     CLIENT_COLUMNS,
+    SILENT_COLUMNS,
     SUSPECT_COLUMNS,
     TROUBLES,
     client_row,
     figures,
+    silent_rows,
     summarise,
     suspect_rows,
 )
@@ -40,6 +40,10 @@ def ledger_page(record: RunRecord) -> str:
         )
         suspects = [summary.clients.of(suspect.client) for suspect in summary.suspicion.suspects[:SHOWN]]
         page.table(SUSPECT_COLUMNS, map(_row, suspect_rows(summary, SHOWN), suspects))
+    silent = summary.clients.most_silent(SHOWN)
+    if silent:
+        page.heading("Most often silent")
+        page.table(SILENT_COLUMNS, [tuple(map(Number, row)) for row in silent_rows(silent)])
     drawn = {
         name: logged_chart({name: numbers}, name)
         for name, numbers in summary.logged.items()
@@ -52,7 +56,7 @@ def ledger_page(record: RunRecord) -> str:
             page.paragraph(f"The first {CURVES} of {len(charts)}; sortition runs export has them all.")
         for chart in charts[:CURVES]:
             page.chart(chart)
-    rounds = np.arange(1, summary.rounds + 1)
+    rounds = summary.round_indices
     page.heading("Who takes part")
     page.paragraph(
         "Clients drawn so far, and how many clients drawn equally often would be as diverse (the effective "
@@ -94,7 +98,7 @@ def ledger_page(record: RunRecord) -> str:
             ("before round", "joined", "left"),
             [
                 (
-                    change.round_index + 1,
+                    change.round_index,
                     _clients(change.joined, summary.clients.names),
                     _clients(change.left, summary.clients.names),
                 )
