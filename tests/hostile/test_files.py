@@ -20,11 +20,12 @@ from typer.testing import CliRunner, Result
 from benchmarks.hostile import judge_files
 from sortition import AvareSampler, Guard, LedgerError, NormPrivacy, SortitionError
 from sortition.cli.commands import app
+from sortition.lab.diagnosis import recorded_run
 from sortition.lab.diagnosis.diagnose import diagnose
 from sortition.ledger import open_run, read_run, verify_run
 from sortition.ledger.encoding import pack, unpack
 from sortition.ledger.store import checksum
-from sortition.ledger.summary import summarise
+from sortition.ledger.summary import export_csv, summarise
 
 NORM, SEED = 0.123456789, 987654321
 
@@ -222,7 +223,7 @@ def test_names_in_the_page(run: Path, tmp_path: Path, name: str) -> None:
 
 def test_a_private_run_shows_neither_norms_nor_seed(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
-    private = recorded(tmp_path / "run.db", lambda: make(NormPrivacy(1.0, 1.0)))
+    private = recorded(tmp_path / "run.db", lambda: make(NormPrivacy(1.0, 1.0, fresh_noise=False)))
     open_one = recorded(tmp_path / "open.db", make)
     for run, hidden in ((private, True), (open_one, False)):
         shown = sortition("runs", "show", run).stdout
@@ -420,6 +421,21 @@ def forge_column(run: Path, number: int, column: str, value: Any) -> None:
         file.unlink()
 
 
+@pytest.mark.parametrize("name", [np.zeros((2, 2)), np.zeros(0), None, 3])
+def test_a_note_without_a_name(run: Path, tmp_path: Path, name: Any) -> None:
+    """An array was compared with a word, and raised a ValueError."""
+    with open_run(run, make) as sampler:
+        sampler.log(loss=0.5)
+    forge(run, 9, note=name)
+    for question in (
+        lambda record: summarise(record),
+        lambda record: export_csv(record, tmp_path),
+        lambda record: record.notes("other"),
+    ):
+        with read_run(run) as record, pytest.raises(LedgerError, match="note of row 9 must be a word"):
+            question(record)
+
+
 def test_a_recipe_for_a_huge_cohort(tmp_path: Path) -> None:
     """100 million draws for a file of some kilobytes once took 4 GB and half a minute."""
 
@@ -461,7 +477,7 @@ def test_a_diagnosis_has_the_permissions_of_its_run(run: Path, tmp_path: Path) -
 
 def test_two_private_runs_side_by_side(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
-    for privacy, hidden in ((NormPrivacy(1.0, 1.0), True), (None, False)):
+    for privacy, hidden in ((NormPrivacy(1.0, 1.0, fresh_noise=False), True), (None, False)):
         runs = []
         for seed in (SEED, SEED + 1):
             sampler = AvareSampler(num_clients=9, cohort_size=3, seed=seed, privacy=privacy)
@@ -472,3 +488,12 @@ def test_two_private_runs_side_by_side(tmp_path: Path) -> None:
         for text in (found.output, page.read_text()):
             assert (str(SEED) in text or str(SEED + 1) in text) != hidden
             assert f"{NORM:.3g}" not in text
+
+
+def test_a_diagnosis_keeps_few_lists_of_clients(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of all clients for each round after which one left: gigabytes for a small file."""
+    monkeypatch.setattr(recorded_run, "MOST_VISITED", 20)
+    with read_run(run) as record:
+        kept = [len(drawn.here) for drawn in recorded_run.drawn_rounds(record, 3)]
+        assert kept == [9, 9, 0, 0]
+        assert any("too many clients" in note for note in diagnose(record).noise.notes)
