@@ -4,21 +4,24 @@
 
 ``tests/hostile`` runs small ones. A *state* is one of a sampler that has learnt for a while, with one entry
 changed. It must be refused by a StateError that changes nothing, or be a distribution, and stay one while the
-run goes on. A *file* is a run with one value of one row or of its snapshot changed, under right checksums.
-Whoever shows, diagnoses, exports, verifies or continues it must get a SortitionError, or nothing unusual.
+run goes on. A *file* is a run with one value of one row or of its snapshot changed, or one column of one row,
+under right checksums, or a file of it that is shorter or longer than it was. Whoever shows, diagnoses,
+exports, verifies or continues it must get a SortitionError, or nothing unusual.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import os
 import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -90,6 +93,24 @@ ELEMENTS = (
 )
 
 
+COLUMNS: dict[str, tuple[Any, ...]] = {
+    "kind": (
+        "begun", "drawn", "observed", "joined", "left", "calibrated", "loaded", "noted", "", "\x1b[2J",
+        "x" * 10**6,
+    ),
+    "round_index": (-(2**63), -5, -1, 0, 1, 2, 99, 2**53, 2**62, 2**63 - 1),
+    "time": (0.0, -1.0, 5e-324, 1e11, 1e12, 1e300, -1e300, np.inf, -np.inf),
+}  # fmt: skip
+"""Columns of a row beside its payload, and what they may be forged to."""
+
+
+def lengths(size: int) -> list[int]:
+    """Lengths of a file that had ``size`` bytes; the last is a hole of a terabyte."""
+    return sorted(
+        {0, 1, 99, 100, size // 2, max(size - 1, 0), size + 1, size + 4096, 2 * size, 2**40} - {size}
+    )
+
+
 def play(sampler: Any, rounds: int, rng: np.random.Generator) -> None:
     """Rounds with norms of several scales, silence, a client that joins and one that leaves."""
     for index in range(rounds):
@@ -111,7 +132,7 @@ def mutations(
     for name, value in state.items():
         for number in NUMBERS:
             yield name, f"{number!r:.20}", number
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray) or not value.ndim:
             continue
         yield name, "shorter", value[:-1]
         yield name, "twice", np.concatenate((value, value))
@@ -200,30 +221,71 @@ def judge_state(
 
 
 def recorded(path: Path, rounds: int) -> None:
-    """A run of Avare with a guard, with a cohort that is open and a client that joined."""
+    """A run of Avare with a guard, with all kinds of rows: an open cohort, one that joined, a log, names."""
     with open_run(path, MAKERS["avare"]) as run:
         for _ in range(rounds):
             cohort = run.draw()
             run.observe(cohort, np.linspace(0.5, 2.0, len(cohort)))
         run.add_clients(1)
         run.remove_clients([0])
+        run.log(loss=0.5)
+        run.name_clients([1, 2], ["one", "two"])
+        run.attach(rounds - 1, "model", {"weights": np.ones(3)})
         run.draw()
 
 
-def forge(path: Path, rows: list[tuple[Any, ...]], number: int, values: dict[str, Any]) -> None:
-    """Write ``values`` into a row, and right checksums into all."""
+Change: TypeAlias = tuple[str, str, Callable[[], object]]
+"""What is changed, to what, and a call that does it to the files of a run."""
+
+
+def forge(path: Path, rows: list[tuple[Any, ...]], number: int, column: int, value: Any) -> None:
+    """Write ``value`` into a column of a row, right checksums into all, and drop what would tell the lie."""
     previous = b""
     with closing(sqlite3.connect(path)) as connection, connection:
         for row in rows:
-            payload = pack(values) if row[0] == number else row[4]
-            previous = checksum(previous, *row[:4], payload)
-            connection.execute("REPLACE INTO events VALUES (?, ?, ?, ?, ?, ?)", (*row[:4], payload, previous))
+            own = [*row[:5]]
+            if row[0] == number:
+                own[column] = value
+            previous = checksum(previous, *own)
+            connection.execute("REPLACE INTO events VALUES (?, ?, ?, ?, ?, ?)", (*own, previous))
+    for file in side_directory(path).iterdir():
+        if file.name.startswith(("lock", SNAPSHOT)):
+            file.unlink()
+
+
+def changes_of_rows(
+    path: Path, rows: list[tuple[Any, ...]], rng: np.random.Generator, elements: int
+) -> Iterator[Change]:
+    """One value or one column of a row at a time."""
+    for row in rows[:3] + rows[-6:]:
+        number, values = row[0], unpack(row[4])
+        where = f"row {number} ({row[1]})"
+        for entry, change, value in mutations(values, rng, elements):
+            changed = {**values, entry: value}
+            yield f"{where} {entry}", change, lambda n=number, v=changed: forge(path, rows, n, 4, pack(v))
+        for place, (column, found) in enumerate(COLUMNS.items(), start=1):
+            for value in found:
+                apply = partial(forge, path, rows, number, place, value)
+                yield f"{where} column {column}", f"{value!r:.20}", apply
+
+
+def changes_of_files(path: Path, rng: np.random.Generator, elements: int, run_id: str) -> Iterator[Change]:
+    """One value of the snapshot at a time, and other lengths of every file."""
+    files = RunFiles(side_directory(path), bytes.fromhex(run_id))
+    (snapshot,) = files.numbers(SNAPSHOT)
+    held = files.read(SNAPSHOT, snapshot)
+    for entry, change, value in mutations(held, rng, elements):
+        yield f"snapshot {entry}", change, partial(files.write, SNAPSHOT, snapshot, {**held, entry: value})
+    for file in sorted([path, *side_directory(path).iterdir()]):
+        for length in lengths(file.stat().st_size):
+            yield f"length of {file.name}", str(length), partial(os.truncate, file, length)
 
 
 QUESTIONS: dict[str, Callable[[Path], object]] = {
     "show": lambda path: with_record(path, lambda record: figures(summarise(record))),
     "diagnose": diagnose,
     "export": lambda path: with_record(path, lambda record: export_csv(record, path.with_name("csv"))),
+    "attachments": lambda path: with_record(path, lambda record: record.last_attachments()),
     "replay": lambda path: with_record(path, lambda record: record.replay()),
     "verify": verify_run,
     "open": lambda path: play_on(path),
@@ -246,22 +308,17 @@ def play_on(path: Path) -> None:
 def judge_files(
     directory: Path, rounds: int, seed: int, elements: int, every: int = 1
 ) -> Iterator[tuple[str, str, str]]:
-    """For one in ``every`` changes of a row or the snapshot: the entry, what was done, what came of it."""
+    """For one in ``every`` changes: what was changed, to what, and what came of it, by question."""
     rng, path = np.random.default_rng(seed), directory / "run.db"
     recorded(path, rounds)
     whole = {file: file.read_bytes() for file in directory.rglob("*") if file.is_file()}
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT * FROM events ORDER BY number").fetchall()
-    files = RunFiles(side_directory(path), bytes.fromhex(unpack(rows[0][4])["run_id"]))
-    (snapshot,) = files.numbers(SNAPSHOT)
-    held = files.read(SNAPSHOT, snapshot)
+    run_id = unpack(rows[0][4])["run_id"]
+    changes = [*changes_of_rows(path, rows, rng, elements), *changes_of_files(path, rng, elements, run_id)]
     for question in QUESTIONS.values():  # compile before the clock runs
         question(path)
-    chosen = [row for row in rows if row[0] < 3 or row[0] > len(rows) - 4]
-    changes = [(number, *change) for number, _, _, _, payload, _ in chosen
-               for change in mutations(unpack(payload), rng, elements)]  # fmt: skip
-    changes += [(-1, *change) for change in mutations(held, rng, elements)]
-    for number, entry, change, value in changes[seed % every :: every]:
+    for entry, change, apply in changes[seed % every :: every]:
         faulthandler.dump_traceback_later(60.0, exit=True)
         for file in directory.rglob("*"):
             if file.is_file():
@@ -269,15 +326,9 @@ def judge_files(
         for file, data in whole.items():
             file.write_bytes(data)
         try:
-            if number < 0:
-                files.write(SNAPSHOT, snapshot, {**held, entry: value})
-            else:
-                forge(path, rows, number, {**unpack(rows[number][4]), entry: value})
-                (side_directory(path) / "lock").unlink()
-                (side_directory(path) / f"{SNAPSHOT}-{snapshot:09d}").unlink()
+            apply()
         except SortitionError:
             continue  # no file can hold this
-        where = "snapshot" if number < 0 else f"row {number} ({rows[number][1]})"
         for name, question in QUESTIONS.items():
             try:
                 question(path)
@@ -286,7 +337,7 @@ def judge_files(
                 verdict = "refused"
             except Exception as error:
                 verdict = f"raw {error!r:.200}"
-            yield f"{name}: {where} {entry}", change, verdict
+            yield f"{name}: {entry}", change, verdict
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -29,6 +29,8 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "strings": lambda a: np.asarray(a).astype(str),
     "list-of-strings": lambda a: [str(x) for x in a],
     "bytes": lambda a: np.asarray(a).astype(bytes),
+    "bytearray": lambda a: bytearray(len(a)),
+    "memoryview": lambda a: memoryview(np.asarray(a)),
     "booleans": lambda a: np.ones(len(a), dtype=bool),
     "list-of-booleans": lambda a: [True] * len(a),
     "boolean-among-numbers": lambda a: [True, *a[1:]],

@@ -97,9 +97,10 @@ def diagnose_command(
             name, space, rest = str(error).partition(" ")
             raise ConfigurationError(OPTIONS.get(name, name) + space + rest) from None
     typer.echo(f"{found!r}\n\n{how_to_read(found)}")
+    sources = [Path(source)] if what is source else []
     if json is not None:
-        write_text(json, found.json())
+        write_text(json, found.json(), *sources)
         typer.echo(f"Results: {json.resolve()}")
     if report is not None:
-        write_text(report, found.page())
+        write_text(report, found.page(), *sources)
         typer.echo(f"Report: {report.resolve()}")

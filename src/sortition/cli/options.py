@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.text import Text
 
+from sortition.ledger.summary import whole_file
+
 LONGEST_LIST = 80
 """Names with this many characters in all fit into an error."""
 SHOWN_EVERY = 50
@@ -124,11 +126,15 @@ def can_be_written_to(directory: Path) -> bool:
         return False
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file, and make its directory; its path is in the error even if the disk is full."""
+def write_text(path: Path, text: str, *sources: Path) -> None:
+    """Write a file, whole or not at all, and make its directory.
+
+    Only who may read all the ``sources`` may read it. Its path is in the error even if the disk is full.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with whole_file(path, *sources) as file:
+            file.write(text)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 

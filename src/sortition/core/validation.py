@@ -275,7 +275,8 @@ def real_numbers(
     """
     if type(values) is np.ndarray and values.dtype == np.float64:
         return values
-    if isinstance(values, (list, tuple)) and any(map(_is_no_number, values)):
+    raw = isinstance(values, (bytearray, memoryview))  # bytes, which numpy would take for numbers
+    if raw or (isinstance(values, (list, tuple)) and any(map(_is_no_number, values))):
         raise error(f"{name} must be {what}, got {shown(values)}")
     try:
         found = np.asarray(values)

@@ -29,6 +29,8 @@ ALIGNMENT = 8
 """The arrays begin at a multiple of this, so that a row's can be used where they are."""
 LONGEST_OUTLINE = 2**24
 """Bytes of a header that are read at most to look at a file."""
+LONGEST_HEADER = 2**28
+"""Bytes of all names, numbers and strings of a file or a row; arrays may have more."""
 LONGEST_REMEMBERED = 1000
 """A header of at most this many bytes is read only once."""
 AVAILABLE = b'"available'
@@ -73,6 +75,11 @@ def pieces(values: Plain) -> list[bytes | memoryview]:
                 f"{name} must be an array, a number, a string or None, got {type(value).__name__}"
             )
     text = json.dumps(header, separators=(",", ":")).encode()
+    if len(text) > LONGEST_HEADER:
+        raise ConfigurationError(
+            f"names and strings must have at most {LONGEST_HEADER} bytes in all, got {len(text)}; "
+            "put what is long into arrays"
+        )
     text += b" " * (-(_LENGTH.size + len(text)) % ALIGNMENT)
     return [_LENGTH.pack(len(text)), text, *arrays]
 
@@ -111,6 +118,17 @@ def outline(file: BinaryIO) -> dict[str, Any]:
     except (ValueError, TypeError, struct.error, OverflowError, RecursionError) as error:
         raise LedgerError(f"a record cannot be read: {error}") from None
     return {name: value if dtype is None else None for name, dtype, value, _ in entries}
+
+
+def packed_size(file: BinaryIO) -> int:
+    """How many bytes ``pack`` made, as their start says, which is all that is read of the file."""
+    try:
+        (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+        if length > LONGEST_HEADER + ALIGNMENT:
+            raise ValueError(f"a header of {length} bytes")
+        return int(length) + _LENGTH.size + _layout(file.read(length))[1]
+    except (ValueError, TypeError, struct.error, OverflowError, RecursionError) as error:
+        raise LedgerError(f"a record cannot be read: {error}") from None
 
 
 Entry: TypeAlias = tuple[str, "np.dtype[Any] | None", Any, int]

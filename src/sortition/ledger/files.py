@@ -23,7 +23,7 @@ from typing import Any
 from sortition.core.errors import ConfigurationError, LedgerError
 from sortition.core.state import constant, is_constant
 from sortition.core.validation import whole_number
-from sortition.ledger.encoding import Plain, outline, pieces, unpack
+from sortition.ledger.encoding import Plain, outline, packed_size, pieces, unpack
 
 SNAPSHOT = "snapshot"
 ATTACHMENT = "attachment_"
@@ -108,17 +108,11 @@ class RunFiles:
     def read(self, name: str, number: int) -> dict[str, Any]:
         """The values of a file; a LedgerError if it is damaged, a FileNotFoundError if there is none."""
         file = self._file(name, number)
-        with open(file, "rb", opener=plain_file) as opened:
-            data = memoryview(opened.read())
+        data = _sealed(file)
         start = len(MAGIC) + RUN_BYTES
-        magic, body = bytes(data[: len(MAGIC)]), data[:-DIGEST_BYTES]
-        digest = blake2b(file.name.encode(), digest_size=DIGEST_BYTES)
-        digest.update(body)
-        if len(data) < start + DIGEST_BYTES or magic != MAGIC or digest.digest() != data[-DIGEST_BYTES:]:
-            raise LedgerError(f"{file} or its name has changed since it was written: its checksum is wrong")
         if data[len(MAGIC) : start] != self._run_id:
             raise LedgerError(f"{file} belongs to another run")
-        return unpack(body[start:])
+        return unpack(data[start:-DIGEST_BYTES])
 
     def outline(self, name: str, number: int) -> dict[str, Any]:
         """The plain values of a file, and None for each array. Its checksum is not looked at."""
@@ -266,6 +260,31 @@ class RunFiles:
 
     def _file(self, name: str, number: int) -> Path:
         return self.directory / f"{name}-{number:09d}"
+
+
+def _sealed(file: Path) -> memoryview:
+    """The bytes of a snapshot, an attachment or constants; a LedgerError if they are not as written.
+
+    No more is read than the start of the file says: a damaged one may be longer than the memory.
+    """
+    changed = LedgerError(f"{file} or its name has changed since it was written: its checksum is wrong")
+    with open(file, "rb", opener=plain_file) as opened:
+        if opened.read(len(MAGIC)) != MAGIC:
+            raise changed
+        try:
+            opened.seek(RUN_BYTES, os.SEEK_CUR)
+            size = len(MAGIC) + RUN_BYTES + packed_size(opened) + DIGEST_BYTES
+            if size != os.fstat(opened.fileno()).st_size:
+                raise changed
+            opened.seek(0)
+            data = memoryview(opened.read(size))
+        except (LedgerError, MemoryError):
+            raise changed from None
+    digest = blake2b(file.name.encode(), digest_size=DIGEST_BYTES)
+    digest.update(data[:-DIGEST_BYTES])
+    if digest.digest() != data[-DIGEST_BYTES:]:
+        raise changed
+    return data
 
 
 def _attachment_file(name: Any) -> str:

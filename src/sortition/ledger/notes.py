@@ -39,9 +39,17 @@ def notes_in(events: Iterable[Event], name: str) -> dict[int, dict[str, Any]]:
     found = {}
     for event in events:
         values = event.values()
-        if values.get("note") == name:
+        if _name_of(event, values) == name:
             found[event.round_index] = part(values, _VALUE)
     return found
+
+
+def _name_of(event: Event, values: Plain) -> str:
+    """The name of a note; a LedgerError if it is no word, with which an array could not be compared."""
+    name = values.get("note")
+    if not isinstance(name, str):
+        raise LedgerError(f"note of row {event.number} must be a word, got {shown(name)}")
+    return name
 
 
 class Noted:
@@ -62,11 +70,12 @@ class Noted:
     def add(self, event: Event) -> None:
         """Take a row of the kind ``NOTED``."""
         values = event.values()
-        if values.get("note") == LOGGED:
+        name = _name_of(event, values)
+        if name == LOGGED:
             for entry, value in values.items():
                 if entry.startswith(_VALUE):
                     self._add_number(event, entry.removeprefix(_VALUE), value)
-        elif values.get("note") == CLIENT_NAMES:
+        elif name == CLIENT_NAMES:
             self._add_names(event, part(values, _VALUE))
 
     def _add_number(self, event: Event, name: str, value: Any) -> None:

@@ -43,7 +43,7 @@ from sortition.ledger.replay import (
     recorded_settings,
     snapshot_values,
 )
-from sortition.ledger.store import Store, check_header, sqlite_problem, wal_of
+from sortition.ledger.store import Store, check_beside, check_header, sqlite_problem, wal_of
 from sortition.samplers.privacy import PrivacySpent
 
 NEW = "new.db"
@@ -61,6 +61,7 @@ def open_run(
     """
     snapshot_every = whole_number("snapshot_every", snapshot_every, least=1)
     run = run_file(path)
+    check_beside(run)
     if run.exists():
         check_header(run)
     directory = make_side_directory(run)

@@ -32,6 +32,8 @@ from sortition.samplers.privacy import NormPrivacy
 MakeSampler: TypeAlias = Callable[[], Sampler]
 MOST_EXPERTS = 1000
 """How many samplers may be within one, on all levels together: building many takes long."""
+MOST_DRAWN = 2**20
+"""How many draws a round may have in a run that only its record says how to build: each takes memory."""
 _METHODS = ("draw", "observe", "probabilities", "state_dict", "load_state_dict")
 _DEFENCES: Mapping[str, type[Guard | NormPrivacy]] = {"Guard": Guard, "NormPrivacy": NormPrivacy}
 _CONFIG = "config."
@@ -224,9 +226,15 @@ def maker_from(values: Mapping[str, Any]) -> MakeSampler | None:
 
     def make() -> Sampler:
         try:
-            return parts.build()
+            sampler = parts.build()
         except Exception as error:  # settings from a damaged or forged file may do anything
             raise LedgerError(f"the recorded settings do not build a sampler: {error}") from error
+        if sampler.cohort_size > MOST_DRAWN:
+            raise LedgerError(
+                f"cohort_size must be at most {MOST_DRAWN} to draw a recorded run again, got "
+                f"{sampler.cohort_size}; if the run is yours, give make_sampler"
+            )
+        return sampler
 
     return make
 

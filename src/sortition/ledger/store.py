@@ -96,8 +96,7 @@ class Store:
 
     def __init__(self, path: Path, *, write: bool, good: bool = False) -> None:
         check_header(path)
-        if write:
-            _check_no_journal(path)
+        check_beside(path)
         self.path = path
         self._good = good
         advice = "replace the run with a copy" if good else _advice(path)
@@ -411,8 +410,9 @@ def _is_as_written(row: Sequence[Any], previous: bytes) -> bool:
 def check_header(path: Path) -> None:
     """A LedgerError unless ``path`` starts as a run that this version can read. The file is not changed."""
     try:
-        if stat.S_ISFIFO(path.stat().st_mode):  # opening a pipe would wait for a writer
-            raise LedgerError(f"{path} must be a run of sortition, got a pipe")
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe or a terminal would be waited for
+            raise LedgerError(f"{path} must be a run of sortition, got a pipe or a device")
         with open(path, "rb") as file:
             start = file.read(_HEADER.size)
     except OSError as error:
@@ -429,10 +429,12 @@ def check_header(path: Path) -> None:
         )
 
 
-def _check_no_journal(path: Path) -> None:
-    """A LedgerError if there is a rollback journal. A run has a WAL from its first row on, and never has one.
+def check_beside(path: Path) -> None:
+    """A LedgerError if there is something beside a run that SQLite must not open.
 
-    SQLite would roll it back, and a journal may name a file of ours that is deleted then.
+    A run has a WAL from its first row on, and never a rollback journal. SQLite would roll it back, and a
+    journal may name a file of ours that is deleted then. SQLite would wait for a pipe, and write where a link
+    leads.
     """
     journal = path.with_name(path.name + "-journal")
     if os.path.lexists(journal):
@@ -440,6 +442,12 @@ def _check_no_journal(path: Path) -> None:
             f"{journal} must not be there: no run has such a file, and SQLite would do what it says; "
             "move it away"
         )
+    for file in (wal_of(path), path.with_name(path.name + "-shm")):
+        with suppress(OSError):
+            if not stat.S_ISREG(file.lstat().st_mode):
+                raise LedgerError(
+                    f"{file} must be a plain file, got a link, a pipe or the like; move it away"
+                )
 
 
 def wal_of(path: Path) -> Path:

@@ -383,16 +383,17 @@ def _clients_in_words(summary: RunSummary) -> tuple[str, str, str]:
     return present, f"{summary.coverage:.1%}: {drawn} of {total} were drawn at least once", f" of {total}"
 
 
-def moment(seconds: float) -> str:
-    """A time to the second; "unknown" for one that no calendar has.
+def moment(seconds: float, *, iso: bool = False) -> str:
+    """A time to the second, or in ISO form to the millisecond; "unknown" for one that no calendar has.
 
-    >>> moment(0.0), moment(1e300)
-    ('1970-01-01 00:00:00 UTC', 'unknown')
+    >>> moment(0.0), moment(1e300), moment(0.0, iso=True)
+    ('1970-01-01 00:00:00 UTC', 'unknown', '1970-01-01T00:00:00.000+00:00')
     """
     try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        found = datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):
         return "unknown"
+    return found.isoformat(timespec="milliseconds") if iso else found.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def duration(seconds: float) -> str:
@@ -495,7 +496,7 @@ def _write(record: RunRecord, path: Path, columns: Iterable[str], rows: Iterable
 def whole_file(path: Path, *runs: Path) -> Iterator[TextIO]:
     """A file that replaces ``path`` once it is whole, with the permissions that all the runs have.
 
-    It is a LedgerError if ``path`` is one of their files.
+    Without runs it has the usual ones. It is a LedgerError if ``path`` is one of their files.
     """
     if any(belongs_to(run, path) for run in runs):
         raise LedgerError(f"{path} is one of the files of the run; choose another file")
@@ -505,14 +506,15 @@ def whole_file(path: Path, *runs: Path) -> Iterator[TextIO]:
         return
     target = Path(os.path.realpath(path))
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-    with open(unfinished, "x", newline="", encoding="utf-8", opener=private) as file:
+    with open(unfinished, "x", newline="", encoding="utf-8", opener=private if runs else None) as file:
         try:
             yield file
             file.flush()
-            mode = 0o666
-            for run in runs:
-                mode &= run.stat().st_mode
-            os.fchmod(file.fileno(), mode)
+            if runs:
+                mode = 0o666
+                for run in runs:
+                    mode &= run.stat().st_mode
+                os.fchmod(file.fileno(), mode)
             os.replace(unfinished, target)
         finally:
             unfinished.unlink(missing_ok=True)
@@ -569,6 +571,4 @@ def _logged(record: RunRecord) -> list[tuple[int, str, str]]:
 
 
 def _utc(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return "" if seconds is None else moment(seconds, iso=True)

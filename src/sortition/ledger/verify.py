@@ -9,7 +9,7 @@ from pathlib import Path
 from sortition.core.errors import LedgerError
 from sortition.core.validation import named_keywords, printable
 from sortition.ledger.encoding import pack
-from sortition.ledger.files import ATTACHMENT, SNAPSHOT, RunFiles, run_file, side_directory
+from sortition.ledger.files import ATTACHMENT, SNAPSHOT, RunFiles, plain_file, run_file, side_directory
 from sortition.ledger.lock import LOCK, witness
 from sortition.ledger.replay import MakeSampler, Replayed, begin, maker_from, snapshot_values
 from sortition.ledger.store import OnRow, Store
@@ -86,7 +86,7 @@ def _check_readable(directory: Path) -> None:
     try:
         if directory.exists():
             os.listdir(directory)
-        (directory / LOCK).open("rb").close()
+        os.close(plain_file(directory / LOCK, os.O_RDONLY))
     except FileNotFoundError:
         return
     except OSError as error:

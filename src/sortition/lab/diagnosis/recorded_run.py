@@ -65,7 +65,7 @@ class DrawnRound:
     sizes: FloatArray
     """In one unit for the whole run."""
     here: IntArray
-    """All that could be drawn."""
+    """All that could be drawn; nobody where that is too much to keep of so many rounds."""
 
 
 def estimates(drawn: DrawnRound, cohort_size: int) -> dict[str, tuple[float, float]]:
@@ -190,6 +190,7 @@ def drawn_rounds(
     changes = iter([*record.memberships()])
     change = next(changes, None)
     inclusion_design = str(record.config.get("design")) in INCLUSION_DESIGNS
+    visited = 0
     for entry in record.rounds():
         cohort = entry.cohort
         while change is not None and change.round_index <= cohort.round_index:
@@ -205,6 +206,8 @@ def drawn_rounds(
             raise LedgerError(f"the row of round {cohort.round_index} does not hold the chances of a cohort")
         if not inclusion_design:
             inclusion = np.minimum(1.0, cohort_size * inclusion)
+        here = masses.here if cohort.available is None else cohort.available
+        visited += masses.ids
         yield DrawnRound(
             clients=replied.clients,
             weights=replied.weights,
@@ -215,7 +218,7 @@ def drawn_rounds(
             by_size=by_size,
             size_shares=shares,
             sizes=masses.sizes()[replied.clients],
-            here=masses.here if cohort.available is None else cohort.available,
+            here=here if visited <= MOST_VISITED else here[:0].copy(),
         )
 
 
@@ -250,6 +253,11 @@ class _Masses:
         self.here: IntArray = np.arange(clients)
         """The clients that have joined and not left."""
         self._known = None if sizes is None or np.all(np.isnan(sizes)) else sizes
+
+    @property
+    def ids(self) -> int:
+        """How many clients have ever been here."""
+        return len(self._all)
 
     def change(self, change: Membership) -> None:
         """Clients that joined or left."""
@@ -353,9 +361,9 @@ def _learning(
     rounds: list[DrawnRound], cohort_size: int, seed: int, tick: Tick
 ) -> tuple[FloatArray, FloatArray] | None:
     """S of a default sampler that learns from the run's draws, by the probabilities it had before each."""
-    everybody = max(int(drawn.here.max()) for drawn in rounds) + 1
-    if everybody * len(rounds) > MOST_VISITED:
+    if not all(len(drawn.here) for drawn in rounds):
         return None
+    everybody = max(int(drawn.here.max()) for drawn in rounds) + 1
     sizes, seen = np.zeros(everybody), np.zeros(everybody, dtype=bool)
     for drawn in rounds:
         sizes[drawn.clients], seen[drawn.clients] = drawn.sizes, True
