@@ -405,7 +405,9 @@ def test_an_update_that_is_much_longer_than_others_is_made_shorter(sampler, memo
     grid, start = federation(several), model(0.0)
     for server_round in (1, 2, 3):
         stepped, metrics = one_round(strategy, grid, start, server_round)
-        assert weights(stepped) - weights(start) == pytest.approx(0.1 * (9.0 + (3.0 if sampler == "guarded" else 10.0)))
+        assert weights(stepped) - weights(start) == pytest.approx(
+            0.1 * (9.0 + (3.0 if sampler == "guarded" else 10.0))
+        )
         assert metrics["sampling-clipped"] == 1
         assert metrics["sampling-replies"] == 10
         start = stepped
