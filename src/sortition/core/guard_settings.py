@@ -39,7 +39,8 @@ class Guard:
     outlier_fence: float = 0.75
     """As ``fence``, for outliers."""
     update_factor: float = 10.0
-    """Updates are clipped at this multiple of the ninth decile, or of that over the median, if it is more."""
+    """``norm_bound``, for updates, is this multiple of the ninth decile Q9, or Q9 / Q2 times it if that is
+    more (Q2: the median), and never above the clip."""
     largest_gain: float = 25.0
     """What all outliers together may hold of what was learnt, over their client weight; but at most half."""
 
