@@ -375,18 +375,16 @@ def test_updates_have_a_bound_of_their_own(deviation: float, factor: float, boun
         assert state.norm_bound == pytest.approx(min(decile * bound, clip), rel=0.1)
 
 
-@pytest.mark.parametrize("cohort_size", [1, 2])
-def test_the_bound_of_two_or_three_clients_does_not_run_away(cohort_size: int) -> None:
-    """With noise of deviation 1 the bound fell to 5e-5 times a typical norm: a trend by what two say."""
-    for seed in range(3):
-        rng = np.random.default_rng(seed)
-        sampler = EmpiricalBayesSampler(num_clients=cohort_size + 1, cohort_size=cohort_size, seed=seed)
-        bounds = []
-        for _ in range(1000):
-            cohort = sampler.draw()
-            sampler.observe(cohort, np.exp(rng.standard_normal(len(cohort))))
-            bounds.append(sampler.norm_bound)
-        assert 0.05 < min(bounds[20:]) <= max(bounds) < 1000.0
+@pytest.mark.parametrize("seed", [3, 5])
+def test_the_bound_of_two_clients_does_not_run_away(seed: int) -> None:
+    """With noise of deviation 1 it fell to 5e-5 and 0.06 times a typical norm: a trend by what two say."""
+    rng, sampler = np.random.default_rng(seed), EmpiricalBayesSampler(num_clients=2, cohort_size=1, seed=seed)
+    norms, bounds = np.exp(0.5 * rng.standard_normal(2)), []
+    for _ in range(1500):
+        cohort = sampler.draw()
+        sampler.observe(cohort, norms[cohort.clients] * np.exp(rng.standard_normal(1)))
+        bounds.append(sampler.norm_bound / np.median(norms))
+    assert 0.07 < min(bounds[20:]) <= max(bounds) < 1000.0
 
 
 @pytest.mark.parametrize("name", ["default", "adaptive", "portfolio"])
