@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sortition.engine.capped import Capped, limited
@@ -14,7 +15,7 @@ from sortition.engine.clients import Roster
 from sortition.engine.drawing import draw_cohort
 from sortition.engine.expert_trees import ExpertTrees
 from sortition.engine.fixed import Prior
-from sortition.engine.limit import LARGEST_SCALE, levelled
+from sortition.engine.limit import LARGEST_SCALE, share_of
 from sortition.engine.mixture import ExpertMixture
 from sortition.engine.reweighted import ReweightedPrior
 from tests.helpers import simplex
@@ -27,67 +28,82 @@ def prior(p: Any) -> Prior:
     return Prior(Roster(len(p), np.asarray(p)))
 
 
-def limited_by_bisection(q: Any, clients: Any, weights: Any, share: float) -> Any:
-    """Scale the others to 1 - share; halve an interval for the level of the clients."""
-    others = np.setdiff1d(np.arange(len(q)), clients)
-    result = q * (1.0 - share) / q[others].sum()
-    low, high = 0.0, 1e12
-    for _ in range(300):
-        level = 0.5 * (low + high)
-        below = np.minimum(level * weights, result[clients]).sum() < share
-        low, high = (level, high) if below else (low, level)
-    result[clients] = np.minimum(low * weights, result[clients])
-    return result
+NO_TAIL = -99.0
+"""With this deviation S(c) = min(1/2, gain c)."""
 
 
-@given(q=simplex(SIZE), weights=simplex(3), share=st.floats(0.01, 0.95))
-def test_equals_the_plainest_way(q: Any, weights: Any, share: float) -> None:
-    found = limited(prior(q), CLIENTS, weights, share)
-    if q[CLIENTS].sum() <= share:
+def highest_shares(q: Any, weights: Any) -> list[tuple[float, float]]:
+    """The weight of the j clients with the highest ratios, and what they hold, for every j."""
+    order = np.argsort(-q / weights, kind="stable")
+    return list(zip(np.cumsum(weights[order]), np.cumsum(q[order]), strict=True))
+
+
+def limited_by_bisection(q: Any, clients: Any, weights: Any, gain: float, deviation: float) -> Any:
+    """Halve an interval for the level, and one for the scale that belongs to it."""
+
+    def at(level: float) -> Any:
+        low, high = 1.0, 1e15
+        for _ in range(110):
+            scale = math.sqrt(low * high)
+            result = scale * q
+            result[clients] = np.minimum(level * weights, result[clients])
+            low, high = (scale, high) if result.sum() < 1.0 else (low, scale)
+        return result
+
+    low, high = 1e-6, 1e6
+    for _ in range(80):
+        level = math.sqrt(low * high)
+        held = highest_shares(at(level)[clients], weights)
+        right = all(part <= share_of(weight, gain, deviation) for weight, part in held)
+        low, high = (level, high) if right else (low, level)
+    return at(low)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    q=simplex(SIZE), weights=simplex(3), gain=st.floats(1.1, 20.0), deviation=st.sampled_from([NO_TAIL, 1.5])
+)
+def test_equals_the_plainest_way(q: Any, weights: Any, gain: float, deviation: float) -> None:
+    weights = 0.3 * weights
+    found = limited(prior(q), CLIENTS, weights, gain, deviation)
+    held = highest_shares(q[CLIENTS] / q.sum(), weights)
+    if all(part < share_of(weight, gain, deviation) * (1.0 - 1e-9) for weight, part in held):
         assert np.array_equal(found.everybody(), q / q.sum())
         return
-    expected = limited_by_bisection(q, CLIENTS, weights, share)
+    expected = limited_by_bisection(q / q.sum(), CLIENTS, weights, gain, deviation)
     assert found.everybody() == pytest.approx(expected, rel=1e-9)
     assert found.everybody().sum() == pytest.approx(1.0, abs=1e-12)
-    assert found.everybody()[CLIENTS].sum() == pytest.approx(share, rel=1e-12)
     assert found.look_up(np.array([4, 0])) == pytest.approx(found.everybody()[[4, 0]], rel=1e-14)
 
 
+@settings(max_examples=50, deadline=None)
 @given(logs=st.lists(st.floats(-30.0, 30.0), min_size=SIZE, max_size=SIZE), prior_share=st.floats(0.0, 0.9))
 def test_a_share_of_what_was_learnt(logs: list[float], prior_share: float) -> None:
-    """p' = a pi + (1 - a) q': the prior's share stays as it is."""
+    """p' = a pi + (1 - a) q': the prior's share stays as it is. Where little is left, some of it is in q'."""
     masses = np.arange(1.0, SIZE + 1.0) / 21.0
     mixed = ReweightedPrior(Roster(SIZE, masses), share=prior_share)
     mixed.reweight(np.arange(SIZE), np.array(logs))
-    q, weights, share = masses * np.exp(logs), np.full(3, 0.1), 0.3
+    q, weights, gain = masses * np.exp(logs), np.full(3, 0.1), 3.0
     q /= q.sum()
-    if q[CLIENTS].sum() > share:
-        left, others = np.delete(q, CLIENTS).sum(), np.delete(masses, CLIENTS).sum()
-        q = q + max((1.0 - share) / LARGEST_SCALE - left, 0.0) / others * masses  # where little is left
-        q = limited_by_bisection(q, CLIENTS, weights, share)
-    found = limited(mixed, CLIENTS, weights, share)
-    assert found.everybody() == pytest.approx(prior_share * masses + (1.0 - prior_share) * q, rel=1e-9)
-    assert found.everybody().sum() == pytest.approx(1.0, abs=1e-12)
-
-
-@given(data=st.data())
-def test_levelling(data: st.DataObject) -> None:
-    """The sum is the share; nobody has more than before; every client that has less is at the one level."""
-    size = data.draw(st.integers(1, 8))
-    positive = st.lists(st.floats(1e-9, 1.0), min_size=size, max_size=size)
-    q, weights = np.array(data.draw(positive)), np.array(data.draw(positive))
-    share = data.draw(st.floats(0.01, 0.99)) * float(q.sum())
-    found = levelled(q, weights, share)
-    assert found.sum() == pytest.approx(share)
-    assert (found <= q).all()
-    cut = found < q * (1.0 - 1e-9)
-    assert np.ptp((found / weights)[cut]) <= 1e-9 * (found / weights)[cut].max()
+    found = limited(mixed, CLIENTS, weights, gain, NO_TAIL).everybody()
+    assert found.sum() == pytest.approx(1.0, abs=1e-12)
+    learnt = (found - prior_share * masses) / (1.0 - prior_share)
+    for weight, part in highest_shares(learnt[CLIENTS], weights):
+        assert part <= share_of(weight, gain, NO_TAIL) + 1e-9
+    plain = limited_by_bisection(q, CLIENTS, weights, gain, NO_TAIL)
+    scale = plain.sum() / q.sum() if np.array_equal(plain, q) else np.max(plain / q)
+    if scale < LARGEST_SCALE:
+        assert learnt == pytest.approx(plain, rel=1e-6, abs=1e-12)
+    else:
+        others = np.setdiff1d(np.arange(SIZE), CLIENTS)
+        from_prior = learnt[others] - LARGEST_SCALE * q[others]
+        assert from_prior / masses[others] == pytest.approx(from_prior.sum() / masses[others].sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize("rest", [0.1, 1e-4], ids=["by rejection", "from the vector"])
 def test_draws_follow_the_distribution(rest: float) -> None:
     p = np.array([1.0 - rest, *np.full(3, rest / 3.0)])
-    capped = limited(prior(p), np.array([0]), np.array([0.25]), share=0.2)
+    capped = limited(prior(p), np.array([0]), np.array([0.25]), 0.8, NO_TAIL)
     assert isinstance(capped, Capped)
     assert (capped.scale > LARGEST_SCALE) == (rest < 0.01)
     generator = np.random.default_rng(5)
@@ -104,7 +120,7 @@ def test_every_design_draws_from_it(design: Any) -> None:
     """Among 1000 clients the engine's own draws are used, not the dense ones; weights have mean one."""
     p = np.full(1000, 0.1 / 999)
     p[0] = 0.9
-    capped = limited(prior(p), np.array([0]), np.array([0.001]), share=0.05)
+    capped = limited(prior(p), np.array([0]), np.array([0.001]), 50.0, NO_TAIL)
     assert isinstance(capped, Capped)
     totals = np.zeros(1000)
     rounds = 3000
@@ -119,7 +135,7 @@ def test_every_design_draws_from_it(design: Any) -> None:
 def test_a_rest_too_small_to_be_seen_as_a_difference() -> None:
     """1 - p is all rounding error here; the rest is summed up by itself."""
     p = np.array([1.0, 1e-20, 3e-20])
-    capped = limited(prior(p), np.array([0]), np.array([0.3]), share=0.2)
+    capped = limited(prior(p), np.array([0]), np.array([0.4]), 0.5, NO_TAIL)
     assert capped.everybody() == pytest.approx([0.2, 0.2, 0.6], rel=1e-12)
 
 

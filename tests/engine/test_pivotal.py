@@ -190,7 +190,8 @@ def changed(mixed: ExpertMixture) -> ExpertMixture:
 
 
 def with_share(inner: Distribution, clients: list[int], share: float) -> Distribution:
-    return limited(inner, np.array(clients), np.full(len(clients), 0.1), share)
+    """Each client has at most an equal part of ``share``."""
+    return limited(inner, np.array(clients), np.full(len(clients), 0.1 / len(clients)), 10.0 * share, -99.0)
 
 
 def reweighted() -> ReweightedPrior:

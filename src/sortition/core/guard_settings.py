@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sortition.core.errors import ConfigurationError
 from sortition.core.state import array, check
 from sortition.core.validation import named_keywords, positive_number
 
@@ -37,6 +38,9 @@ class Guard:
     """Above this multiple of the ninth decile, or ``outlier_fence``, a client is an outlier."""
     outlier_fence: float = 0.75
     """As ``fence``, for outliers."""
+    update_factor: float = 10.0
+    """``norm_bound``, for updates, is this multiple of the ninth decile Q9, or Q9 / Q2 times it if that is
+    more (Q2: the median), and never above the clip."""
     largest_gain: float = 25.0
     """What all outliers together may hold of what was learnt, over their client weight; but at most half."""
 
@@ -45,6 +49,12 @@ class Guard:
             above = 0.0 if field.name.endswith("fence") else 1.0
             value = positive_number(field.name, getattr(self, field.name), above=above)
             object.__setattr__(self, field.name, value)  # 100 and 100.0 are one setting
+        for low, high in (("outlier_factor", "clip_factor"), ("outlier_fence", "fence")):
+            if getattr(self, low) > getattr(self, high):
+                raise ConfigurationError(
+                    f"{low} must be at most {high} ({getattr(self, high):g}), got {getattr(self, low):g}: "
+                    "whoever is clipped is an outlier"
+                )
 
     def __repr__(self) -> str:
         changed = (f.name for f in fields(self) if getattr(self, f.name) != f.default)

@@ -388,12 +388,13 @@ def learn(
     learnt: Fields,
     outliers: IntArray,
     outlier_weights: FloatArray,
-    outlier_share: float,
+    largest_gain: float,
+    deviation: float,
 ) -> Taken:
     """``Beliefs.learn``, with ``center`` and ``learnt`` as above; ``sweep`` is K / M.
 
     ``log_unit`` is added to the feedback: the units stay when clients join or leave.
-    With a guard, ``outliers`` may hold ``outlier_share`` of q.
+    With a guard, ``outliers`` may hold no more of q than ``limit.share_of`` says.
     """
     prior_fields, places, tree_fields, experts, _, _, _, _, _, _ = learnt
     people, prior, ratios = people_array[0], named_prior(prior_fields), ExpertTrees(*tree_fields).ratios
@@ -414,12 +415,12 @@ def learn(
     if something:
         q, share = learnt_shares(own, slots, ratios, experts), np.exp(ExpertArrays(*experts).log_weights[1])
         if outliers.size:
-            held, scale, from_prior, of_outliers = limit_outliers(
-                outliers, outlier_weights, outlier_share, prior_fields, places, ratios, experts
+            _, too_much, scale, from_prior, of_outliers = limit_outliers(
+                outliers, outlier_weights, largest_gain, deviation, prior_fields, places, ratios, experts
             )
-            if held > outlier_share:
+            if too_much:
                 # where outliers have all but rounding, so is the scale: nobody else has more than is left
-                q = np.minimum(scale * q + from_prior * own, 1.0 - outlier_share)
+                q = np.minimum(scale * q + from_prior * own, 1.0 - of_outliers.sum())
                 for i in range(clients.size):
                     place = position_in(outliers, clients[i])
                     q[i] = of_outliers[place] if place >= 0 else q[i]

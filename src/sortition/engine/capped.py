@@ -1,51 +1,53 @@
-"""A distribution of which some clients together hold a share at most; the others keep their proportions."""
+"""A distribution of which some clients hold a share at most; the others keep their proportions."""
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from sortition.core.types import FloatArray, IntArray
 from sortition.engine.drawing import LEAST_LEFT, Distribution
-from sortition.engine.limit import LARGEST_SCALE, NO_LIMIT, VANISHING, Limit, levelled
+from sortition.engine.limit import LARGEST_SCALE, NO_LIMIT, VANISHING, Limit, limit_learnt
 from sortition.engine.pivotal import ProbabilityLine, line_of_vector
 
 
-def limit(distribution: Distribution, clients: IntArray, weights: FloatArray, share: float) -> Limit:
-    """What becomes of q if ``clients`` (ascending) may have ``share`` of it; NO_LIMIT if they have no more.
+def limit(
+    distribution: Distribution, clients: IntArray, weights: FloatArray, gain: float, deviation: float
+) -> Limit:
+    """What becomes of q if ``clients`` (ascending) may have no more than ``share_of`` says.
 
-    ``weights`` are those of the clients.
+    NO_LIMIT if they have no more. ``weights`` are those of the clients.
     """
-    held, scale, from_prior, learnt = distribution.limit_learnt(clients, weights, share)
-    if held <= share:
-        return NO_LIMIT
-    if held <= 1.0 - LEAST_LEFT:
-        return Limit(scale, from_prior, clients, learnt)
-    q = distribution.look_up_learnt(clients)
-    left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)  # a difference from one would cancel
-    scale, from_prior = (1.0 - share) / max(left, VANISHING), 0.0
-    if distribution.prior_share is None:
-        if left <= VANISHING:
+    found: Any
+    left, *found = distribution.limit_learnt(clients, weights, gain, deviation)
+    if left < LEAST_LEFT:  # a difference from one cancels
+        left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)
+        q, own = distribution.look_up_learnt(clients), distribution.look_up_prior(clients)
+        prior_left, largest = 0.0, np.inf
+        if distribution.prior_share is not None:
+            prior_left = distribution.with_prior_share(1.0, 0.0).mass_without(clients)
+            largest = LARGEST_SCALE
+        elif left <= VANISHING:
             return NO_LIMIT  # nobody could have the rest
-        return Limit(scale, 0.0, clients, levelled(np.minimum(scale * q, 1.0), weights, share))
-    if scale > LARGEST_SCALE:
-        scale, prior = LARGEST_SCALE, distribution.with_prior_share(1.0, 0.0)
-        from_prior = max(1.0 - share - scale * left, 0.0) / max(prior.mass_without(clients), VANISHING)
-    q = scale * q + from_prior * distribution.look_up_prior(clients)
-    return Limit(scale, from_prior, clients, levelled(q, weights, share))
+        found = limit_learnt(q, own, weights, gain, deviation, left, prior_left, largest)
+    too_much, scale, from_prior, learnt = found
+    return Limit(scale, from_prior, clients, learnt) if too_much else NO_LIMIT
 
 
-def limited(distribution: Distribution, clients: IntArray, weights: FloatArray, share: float) -> Distribution:
-    """``distribution`` with at most ``share`` of what was learnt for ``clients``; itself, if they have less.
+def limited(
+    distribution: Distribution, clients: IntArray, weights: FloatArray, gain: float, deviation: float
+) -> Distribution:
+    """``distribution`` with no more for ``clients`` than ``share_of`` says; itself, if they have less.
 
     >>> from sortition.engine.fixed import Prior
     >>> from sortition.engine.clients import Roster
     >>> inner = Prior(Roster(4, np.array([0.5, 0.3, 0.1, 0.1])))
-    >>> limited(inner, np.array([0, 1]), np.array([0.25, 0.25]), 0.6).everybody()
-    array([0.3, 0.3, 0.2, 0.2])
+    >>> limited(inner, np.array([0, 1]), np.array([0.1, 0.1]), 2.0, 0.0).everybody()
+    array([0.2, 0.2, 0.3, 0.3])
     """
-    found = limit(distribution, clients, weights, share)
+    found = limit(distribution, clients, weights, gain, deviation)
     return distribution if found is NO_LIMIT else Capped(distribution, found)
 
 

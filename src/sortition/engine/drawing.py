@@ -18,7 +18,7 @@ from sortition.core.designs import (
     weigh_without_replacement,
 )
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.limit import limit_learnt
+from sortition.engine.limit import limit_in_one
 from sortition.engine.pivotal import ProbabilityLine, draw_fixed_size, line_of_vector
 
 DENSE_CLIENTS = 64
@@ -50,11 +50,11 @@ class Distribution(Protocol):
         return self.look_up(clients)
 
     def limit_learnt(
-        self, clients: IntArray, weights: FloatArray, share: float
-    ) -> tuple[float, float, float, FloatArray]:
-        """What ``clients`` hold of what was learnt, and what a ``share`` leaves: ``limit.limit_learnt``."""
+        self, clients: IntArray, weights: FloatArray, gain: float, deviation: float
+    ) -> tuple[float, bool, float, float, FloatArray]:
+        """What all but ``clients`` hold of what was learnt, and the ``Limit`` of these."""
         q, own = self.look_up_learnt(clients), self.look_up_prior(clients)
-        found: tuple[float, float, float, FloatArray] = limit_learnt(q, own, weights, share)
+        found: tuple[float, bool, float, float, FloatArray] = limit_in_one(q, own, weights, gain, deviation)
         return found
 
     def everybody(self) -> FloatArray:

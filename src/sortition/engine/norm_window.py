@@ -1,4 +1,4 @@
-"""The last norms of the clients that replied recently, two robust bounds made from them, and who is above.
+"""The last norms of the clients that replied recently, three robust bounds made from them, and who is above.
 
 One call of a kernel stores the replies of a cohort and judges them: calls are most of a small round's cost.
 """
@@ -25,14 +25,19 @@ MANY = 50
 FIRST_DECILE, THIRD_QUARTILE, NINTH_DECILE = 0.1, 0.75, 0.9
 NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
+MIXER = 0x1E3779B97F4A7C15
+"""An odd number: that of all replies is multiplied by it (modulo 2^64), and chooses an order of the ids."""
 DIGITS = 1024
 """A power of two that is larger than most cohorts."""
 LEAST_LOG = -744.0
 """The logarithm of about the least double."""
 LEAST_NORM = math.exp(LEAST_LOG)
-GAIN, LARGEST_CHANGE = 0.2, 2.0
+UPDATE_FENCE = 1.0
+"""The fence of the bound for updates."""
+GAIN, LARGEST_CHANGE, LARGEST_TREND = 0.2, 2.0, 2.0
 """All logarithms follow by this part of a cohort's median change, of which at most so much counts. The trend
-follows by the same part in the time in which the window is heard once."""
+follows by the same part in the time in which the window is heard once, or in ``MANY`` replies if these are
+more: what a few clients say is mostly noise. It is at most ``LARGEST_TREND`` a reply."""
 ROUNDING = 1e-9
 CERTAIN = 30.0
 """A client that should have replied this many times is in the window."""
@@ -47,7 +52,7 @@ norm, ascending, and how likely a reply was to be its own."""
 OUTLIER = np.dtype([("client", np.int64), ("count", np.int64), ("log", np.float64)])
 """An outlier, in the order of the clients: the number of its norms since it is one, and the logarithm of
 their root mean square."""
-SETTINGS = ("outlier_factor", "outlier_fence", "clip_factor", "fence")
+SETTINGS = ("outlier_factor", "outlier_fence", "clip_factor", "fence", "update_factor")
 BOUNDS = np.dtype(
     [
         *((name, np.int64) for name in ("newcomers", "size", "replies")),
@@ -91,6 +96,15 @@ def _smallest(numbers: IntArray, rank: int) -> int:
 
 
 @njit(cache=True)
+def _mixed(numbers: IntArray) -> Any:
+    """Each number's place in an order that looks random: the last step of the generator splitmix64."""
+    x = numbers.astype(np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True)
 def _take_out(
     window: Any, bounds: Any, clients: IntArray, logs: FloatArray, outliers: Any, room: int
 ) -> float:
@@ -121,8 +135,8 @@ def _take_out(
         median = float(np.median(changes[:again]))
         change = GAIN * min(max(median, -LARGEST_CHANGE), LARGEST_CHANGE)
         if abs(median) < LARGEST_CHANGE:  # a jump is no trend
-            trend = bounds.trend + change / (kept + clients.size)
-            bounds.trend = min(max(trend, -LARGEST_CHANGE), LARGEST_CHANGE)
+            trend = bounds.trend + change / max(kept + clients.size, MANY)
+            bounds.trend = min(max(trend, -LARGEST_TREND), LARGEST_TREND)
     return float(change + bounds.trend * clients.size)
 
 
@@ -133,7 +147,7 @@ def _store(
     """Put in the last norm of each of ``clients``, ``REMEMBERED`` at most; the others follow."""
     bounds.replies += clients.size
     if clients.size > REMEMBERED:  # some of them: by their ids, but in another order each time
-        some = np.argsort((clients * 2654435761 + bounds.replies * 40503) % 2**32)[:REMEMBERED]
+        some = np.argsort(_mixed(clients + bounds.replies * MIXER))[:REMEMBERED]
         clients, logs, rates = clients[some], logs[some], rates[some]
     change = _take_out(window, bounds, clients, logs, outliers, REMEMBERED - clients.size)
     for i in range(bounds.size):
@@ -179,22 +193,22 @@ def _bounds_of(bounds: Any, logs: FloatArray, weights: FloatArray) -> None:
     With weights, a client that is drawn often counts no more than the others; but then a client that is
     hardly ever drawn counts for many. Neither may decide alone.
     """
-    bounds.outlier = bounds.clip = np.inf
+    bounds.outlier = bounds.clip = bounds.update = np.inf
     level = NINTH_DECILE if logs.size >= FEW else THIRD_QUARTILE
     for one in (weights, np.ones(logs.size)):
         low, middle, high = quantiles(one, FIRST_DECILE, 0.5, level)
         spread = logs[high] - logs[middle]
         bounds.clip = min(bounds.clip, logs[high] + max(bounds.clip_factor, bounds.fence * spread))
+        bounds.update = min(bounds.update, logs[high] + max(bounds.update_factor, UPDATE_FENCE * spread))
         outlier = logs[high] + max(bounds.outlier_factor, bounds.outlier_fence * spread)
         if outlier < bounds.outlier:
             bounds.outlier = outlier
             deviation = min(0.5 * (logs[high] - logs[low]), SKEWED * spread) / NORMAL_DECILE
             # a third quartile says too little of the tail
             bounds.deviation = deviation * (1.0 + TAIL * deviation) if logs.size >= FEW else 0.0
-        bounds.update = bounds.clip
-        if logs.size < MANY:
-            bounds.update = min(bounds.clip, logs[middle] + bounds.clip_factor)
-    bounds.outlier = min(bounds.outlier, bounds.clip)
+    bounds.update = min(bounds.update, bounds.clip)
+    if logs.size < MANY:
+        bounds.update = min(bounds.update, logs[(logs.size - 1) // 2] + bounds.clip_factor)
 
 
 @njit(cache=True)

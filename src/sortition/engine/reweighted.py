@@ -18,7 +18,7 @@ from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster, masses_of, named_prior, slots_of
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
-from sortition.engine.limit import limit_learnt
+from sortition.engine.limit import limit_in_one
 from sortition.engine.mixture import VANISHING, ExpertMixture, mark_seen, see
 from sortition.engine.sumtree import TreeArrays
 
@@ -198,17 +198,18 @@ def learnt_shares(own: FloatArray, slots: IntArray, ratios: FloatArray, experts:
 def limit_outliers(
     outliers: IntArray,
     weights: FloatArray,
-    share: float,
+    gain: float,
+    deviation: float,
     prior_fields: Fields,
     places: IntArray,
     ratios: FloatArray,
     experts: Fields,
-) -> tuple[float, float, float, FloatArray]:
-    """``limit_learnt`` of clients that are there."""
+) -> tuple[float, bool, float, float, FloatArray]:
+    """``Distribution.limit_learnt`` of clients that are there."""
     prior = named_prior(prior_fields)
     own = masses_of(prior, outliers) / prior.total
     q = learnt_shares(own, slots_of(places, outliers), ratios, experts)
-    found: tuple[float, float, float, FloatArray] = limit_learnt(q, own, weights, share)
+    found: tuple[float, bool, float, float, FloatArray] = limit_in_one(q, own, weights, gain, deviation)
     return found
 
 
@@ -251,11 +252,12 @@ class ReweightedPrior(LogRatioMixture):
         return self._look_up(clients, (ONLY_FIRST, scales, bases))
 
     def limit_learnt(
-        self, clients: IntArray, weights: FloatArray, share: float
-    ) -> tuple[float, float, float, FloatArray]:
+        self, clients: IntArray, weights: FloatArray, gain: float, deviation: float
+    ) -> tuple[float, bool, float, float, FloatArray]:
         """The same as that of the base class, in one call of a kernel."""
-        found: tuple[float, float, float, FloatArray] = limit_outliers(
-            clients, weights, share, self.roster.fields, self.places, self.trees.ratios, self.expert_fields
+        fields = (self.roster.fields, self.places, self.trees.ratios, self.expert_fields)
+        found: tuple[float, bool, float, float, FloatArray] = limit_outliers(
+            clients, weights, gain, deviation, *fields
         )
         return found
 

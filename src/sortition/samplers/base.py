@@ -238,11 +238,7 @@ class BaseSampler(ABC):
         Feedback belongs to its cohort: it may come late and in any order, but only once. Nothing is learnt
         of clients that have left in the meantime.
         """
-        self._recognise(cohort)
-        values = one_each("norms", norms, len(cohort.clients), "each client of the cohort", NORMS)
-        complete = all_replied(values)
-        if not complete:
-            check_norms("norms", values)
+        values, complete = self._reported(cohort, norms)
         if self._noise is not None:
             values = self._noise.apply(cohort, values)
         heard = cohort
@@ -264,6 +260,15 @@ class BaseSampler(ABC):
             else:
                 self._learn(heard, self._weights.log_feedback(heard.clients, judged[0][1]))
         del self._open[cohort.round_index]
+
+    def _reported(self, cohort: Cohort, norms: ArrayLike) -> tuple[FloatArray, bool]:
+        """The norms of a cohort that awaits feedback, and whether everybody replied."""
+        self._recognise(cohort)
+        values = one_each("norms", norms, len(cohort.clients), "each client of the cohort", NORMS)
+        complete = all_replied(values)
+        if not complete:
+            check_norms("norms", values)
+        return values, complete
 
     def _learn_again(self, told: Replies) -> None:
         """Forget what was learnt, and learn this; norms that are nan are of clients that did not reply."""
@@ -422,9 +427,11 @@ class BaseSampler(ABC):
         """The guard's bound for updates; inf without a guard, or before the first reply.
 
         A server that clips the updates at this bound limits what a client can do to the model. The sampler
-        learns from norms that are clipped at the same bound, or at a wider one as long as fewer than 50
-        clients were heard; the first 50 replies are judged together.
+        learns from norms that are clipped at a wider one. With ``privacy`` it is the bound of that: a guard
+        sees noised norms only.
         """
+        if self._noise is not None:
+            return self._noise.privacy.norm_bound
         return np.inf if self._guard is None else self._guard.norm_bound
 
     def norm_bound_with(self, cohort: Cohort, norms: ArrayLike) -> float:
@@ -432,15 +439,12 @@ class BaseSampler(ABC):
 
         So a server can clip the updates of a cohort, step, and call ``observe`` last.
         """
-        self._recognise(cohort)
-        values = norms_of("norms", norms, len(cohort.clients), "each client of the cohort")
-        if self._guard is None:
-            return np.inf
-        if self._noise is not None:
-            values = self._noise.added(cohort, values)
+        values, _ = self._reported(cohort, norms)
+        if self._guard is None or self._noise is not None:
+            return self.norm_bound
         replied = ~np.isnan(values)
         heard, values = self._of_those_here(cohort.replied(replied), values[replied])
-        return self._guard.norm_bound_with(heard, values) if len(heard.clients) else self._guard.norm_bound
+        return self._guard.norm_bound_with(heard, values) if len(heard.clients) else self.norm_bound
 
     def suspects(self) -> list[Suspect]:
         """The clients whose norms were clipped by the guard, the most frequent first."""

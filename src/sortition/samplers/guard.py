@@ -2,14 +2,14 @@ r"""Two rules against clients that lie about their norms.
 
 ``docs/research/hostile-clients.md`` derives the bounds.
 
-*Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms. The first
-``MANY`` replies are judged together. If lies were among them, or some were of clients that have left, all are
-learnt again.
+*Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms, and updates
+at the lower B(``update_factor``, 1), ``norm_bound``. The first
+``MANY`` replies are judged together. If lies were among them, or clients have left, all are learnt again.
 
 *Share.* An outlier is a client with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``),
-until the root mean square of its norms since is below. Of what was learnt, all outliers together hold at most
+until the root mean square of its norms since is below. Of what was learnt, outliers together hold at most
 ``largest_gain`` times their client weight, and at most half; or what the largest clients of their weight
-would hold if norms were log-normal, if that is more.
+would hold if norms were log-normal, if that is more (``engine.limit``).
 
 With the median :math:`Q_2` and the ninth decile :math:`Q_9` of recent norms,
 :math:`B(f, e) = Q_9 \max(f, (Q_9 / Q_2)^e)`. The norms that are remembered follow what all norms do
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -34,10 +33,11 @@ from sortition.engine import norm_window
 from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
+from sortition.engine.limit import share_of
 from sortition.engine.norm_window import (
     BOUNDS,
     ENTRY,
-    LARGEST_CHANGE,
+    LARGEST_TREND,
     MANY,
     NORMAL_DECILE,
     OUTLIER,
@@ -45,14 +45,11 @@ from sortition.engine.norm_window import (
 )
 
 LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
-MOST = 0.5
-"""What ``largest_gain`` lets all outliers together hold at most."""
-NORMAL = NormalDist()
 MOST_REPLIES = 2**62
 
-Shares = tuple[IntArray, FloatArray, float]
-"""Clients, ascending, their weights, and what they may hold together."""
-NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0)
+Shares = tuple[IntArray, FloatArray, float, float]
+"""Clients, ascending, their weights, and the gain and the deviation that say what they may hold."""
+NOBODY: Shares = (np.zeros(0, dtype=np.int64), np.zeros(0), 1.0, 0.0)
 Replies = list[tuple[Cohort, FloatArray]]
 """Cohorts and the norms of the clients that replied; or those that did not, with nan."""
 
@@ -82,11 +79,10 @@ class GuardState:
         self._window = np.zeros(REMEMBERED, dtype=ENTRY)
         norm_window.judge(self._bounds, self._window)
         self._outliers = np.zeros(0, dtype=OUTLIER)
-        self._weighed: tuple[PriorMasses, IntArray, FloatArray, float] | None = None
-        self._share: float | None = None  # that of the outliers as they were weighed, by the present bounds
+        self._weighed: tuple[PriorMasses, IntArray, FloatArray] | None = None
         self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
-        self._dropped = False  # whether some of them were of clients that have left since
+        self._left = False  # whether clients have left
         self._begun = False
 
     @property
@@ -96,10 +92,7 @@ class GuardState:
 
     @property
     def norm_bound(self) -> float:
-        """What an update may have; inf before there is a norm above zero.
-
-        Larger norms are clipped; with few norms, not all of them: it must be safe from the first reply.
-        """
+        """The norm that an update may have; inf before there is a norm above zero."""
         return _exp(self._bounds["update"][0])
 
     def norm_bound_with(self, cohort: Cohort, norms: FloatArray) -> float:
@@ -131,10 +124,9 @@ class GuardState:
         """What to learn now, clipped, and whether to forget all before; outliers and suspects are remembered.
 
         The first replies are too few to judge by. They are learnt as they are, and kept. Once there are
-        enough, they are judged; if lies were among them, or some were of clients that have
-        left, all are learnt again, clipped.
+        enough, they are judged; if lies were among them, or clients have left, all are learnt again, clipped.
         """
-        before, self._share = self._outliers, None
+        before = self._outliers
         clip, others, now = self._remember(self._bounds, self._window, before, cohort, norms)
         if others:
             self._outliers, self._weighed = now, None
@@ -145,7 +137,7 @@ class GuardState:
             return False, [(cohort, norms)]
         first, self._first, self._begun = self._first, [], True
         judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
-        return (True, judged) if self._hits or self._dropped else (False, [(cohort, norms)])
+        return (True, judged) if self._hits or self._left else (False, [(cohort, norms)])
 
     def keep_silent(self, cohort: Cohort, silent: BoolArray) -> None:
         """Keep who did not reply among the first replies, in case these are learnt again."""
@@ -174,31 +166,28 @@ class GuardState:
 
     def limited(self, distribution: Distribution, client_weights: Roster) -> Distribution:
         """``distribution`` with no more for the outliers than their share; itself, if they hold no more."""
-        outliers, weights, share = self.shares(client_weights)
-        return limited(distribution, outliers, weights, share) if share < 1.0 else distribution
+        shares = self.shares(client_weights)
+        return limited(distribution, *shares) if len(shares[0]) else distribution
 
     def shares(self, client_weights: Roster) -> Shares:
-        """What the outliers may hold of what was learnt; nobody, with a share of 1, if that is all of it."""
+        """The outliers, and what they may hold of what was learnt."""
         if not len(self._outliers):
             return NOBODY
         if self._weighed is None or self._weighed[0] is not client_weights.arrays:
             outliers, weights = self.outliers, client_weights.shares(self.outliers)
             counting = weights > 0.0  # nothing is learnt of clients without a weight
             outliers, weights = outliers[counting], weights[counting]
-            self._weighed = (client_weights.arrays, outliers, weights, float(weights.sum()))
-            self._share = None
-        _, outliers, weights, weight = self._weighed
-        if self._share is None:
-            self._share = self.largest_share(weight)
-        return (outliers, weights, self._share) if 0.0 < self._share < 1.0 else NOBODY
+            self._weighed = (client_weights.arrays, outliers, weights)
+        _, outliers, weights = self._weighed
+        return outliers, weights, self.guard.largest_gain, self._deviation
+
+    @property
+    def _deviation(self) -> float:
+        return max(float(self._bounds["deviation"][0]), NORMAL_DECILE)
 
     def largest_share(self, weight: float) -> float:
         """S(c): what outliers of this client weight may hold of what was learnt."""
-        if not 0.0 < weight < 1.0:
-            return weight
-        deviation = max(self._bounds["deviation"][0], NORMAL_DECILE)
-        largest = NORMAL.cdf(NORMAL.inv_cdf(weight) + deviation)
-        return max(largest, min(MOST, self.guard.largest_gain * weight))
+        return share_of(weight, self.guard.largest_gain, self._deviation)
 
     def suspects(self) -> list[Suspect]:
         """The clients whose norms were clipped, the most frequent first."""
@@ -209,11 +198,10 @@ class GuardState:
         stay = self._entries[~among(self._entries["client"], clients)]
         self._set_window(stay, self._bounds["replies"][0])
         self._outliers = self._outliers[~among(self._outliers["client"], clients)]
-        self._weighed = self._share = None
-        stay = [~among(cohort.clients, clients) for cohort, _ in self._first]
-        self._dropped = self._dropped or not all(which.all() for which in stay)
+        self._weighed, self._left = None, True
+        here = [~among(cohort.clients, clients) for cohort, _ in self._first]
         self._first = [
-            (c.only(which), told[which]) for (c, told), which in zip(self._first, stay, strict=True)
+            (c.only(which), told[which]) for (c, told), which in zip(self._first, here, strict=True)
         ]
 
     def _set_window(self, entries: Any, replies: int) -> None:
@@ -234,7 +222,7 @@ class GuardState:
         told = [np.stack((c.probabilities, c.weights, norms)) for c, norms in self._first]
         return {
             "guard.begun": int(self._begun),
-            "guard.dropped": int(self._dropped),
+            "guard.left": int(self._left),
             "guard.first_sizes": np.array(sizes, dtype=np.int64).reshape(-1, 3),
             "guard.first_drawn": np.concatenate([np.zeros((2, 0), dtype=np.int64), *drawn], axis=1),
             "guard.first_told": np.concatenate([np.zeros((3, 0)), *told], axis=1),
@@ -269,14 +257,14 @@ class GuardState:
         right[1:] &= logs[1:] >= logs[:-1]
         check("guard.window_log", logs, right, "ascending logarithms of doubles")
         check("guard.outlier_log", means, np.abs(means) <= -LOWEST_LOG, "logarithms of doubles")
-        guard._bounds["trend"] = number(state, "guard.trend", least=-LARGEST_CHANGE, most=LARGEST_CHANGE)
+        guard._bounds["trend"] = number(state, "guard.trend", least=-LARGEST_TREND, most=LARGEST_TREND)
         guard._set_window(window, replies)
         guard._outliers = outliers
         guard._hits = hits_in(state)
         suspects = np.array(list(guard._hits), dtype=np.int64)
         check("guard.suspects", suspects, (suspects >= 0) & (suspects < ids), f"from 0 to {ids - 1}")
         guard._begun = count(state, "guard.begun") > 0
-        guard._dropped = count(state, "guard.dropped") > 0
+        guard._left = count(state, "guard.left") > 0
         guard._first = _first_replies(state, ids)
         return guard
 

@@ -141,12 +141,6 @@ class Noise:
         self._replies: dict[int, int] = {}
 
     def apply(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
-        """The norms with their noise ``added``; the replies are counted."""
-        for client in cohort.clients[~np.isnan(norms)].tolist():
-            self._replies[client] = self._replies.get(client, 0) + 1
-        return self.added(cohort, norms)
-
-    def added(self, cohort: Cohort, norms: FloatArray) -> FloatArray:
         """The norms, clipped and noised, aligned with the cohort.
 
         The noise depends on the key, the round, the client and the norm, so that a resumed run equals the
@@ -161,6 +155,7 @@ class Noise:
             source = Uniforms(self._key + b"%d %d %d" % (cohort.round_index, client, step))
             noise = numerator * source.normal() // (denominator << BITS)
             noisy[place] = max(0, step + noise) * (bound / GRID)
+            self._replies[client] = self._replies.get(client, 0) + 1
         return noisy
 
     def spent(self, delta: float) -> PrivacySpent:

@@ -15,7 +15,7 @@ from sortition.core.state import part
 from sortition.core.types import FloatArray
 from sortition.samplers.guard import GuardState
 
-MOST_EXCESS = 100.0
+MOST_EXCESS = 1000.0
 """An update that is longer than this many times the bound has diverged: it is refused, and not clipped."""
 LENGTHS = "lengths."
 """Prefix of its entries in the state."""

@@ -152,7 +152,7 @@ class AdaptiveSampling(Strategy):
     clip_updates
         Make updates shorter that are much longer than those of the other clients: longer than the
         ``norm_bound`` of a guard that has seen the lengths of all updates
-        (docs/research/hostile-clients.md). One that is more than 100 times as long as that is refused.
+        (docs/research/hostile-clients.md). One that is more than 1,000 times as long as that is refused.
     memory_bytes
         The most that a memory on the server may take. If the clients online at the start need more, it is an
         error.
