@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ MEASURES = {
     "early_to_uniform": "variance over uniform sampling's in the first tenth of the rounds",
 }
 """What a table can show."""
+MANY_SEEDS = 8
 FIRST_TENTH = {"ratio": "early_ratio", "to_uniform": "early_to_uniform"}
 """Measures of all rounds, and the same of the first tenth."""
 
@@ -132,8 +134,10 @@ def arena_json(arenas: dict[str, Arena]) -> str:
 
 def vector_table(arena: VectorArena) -> Table:
     """A row for each environment, cohort size, sampler and design, with and without a memory."""
-    seeds = f"seed{'s' if len(arena.seeds) > 1 else ''} {', '.join(map(str, arena.seeds))}"
-    table = Table(title=f"mean squared error of the aggregate over that of with_replacement ({seeds})")
+    title = (
+        f"mean squared error of the aggregate over that of with_replacement ({seeds_in_words(arena.seeds)})"
+    )
+    table = Table(title=title)
     for name in ("environment", "K", "arm"):
         table.add_column(name, no_wrap=True)
     for name in (
@@ -270,7 +274,18 @@ def _table(arena: Arena, title: str) -> Table:
 
 
 def _how(arena: Arena) -> str:
-    return f"{arena.mode}, seed{'s' if len(arena.seeds) > 1 else ''} {', '.join(map(str, arena.seeds))}"
+    return f"{arena.mode}, {seeds_in_words(arena.seeds)}"
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """All of them, or how many there are and the first and the last of many.
+
+    >>> seeds_in_words((1, 3)), seeds_in_words(range(1, 49, 2))
+    ('seeds 1, 3', '24 seeds, 1 to 47')
+    """
+    if len(seeds) > MANY_SEEDS:
+        return f"{len(seeds)} seeds, {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _geometric_mean(values: FloatArray) -> float:
