@@ -117,7 +117,9 @@ def test_phases_decide_and_not_the_numbers_of_examples() -> None:
     found, expected, runs = np.zeros(40), np.full(40, 0.5), 2000
     for seed in range(runs):
         generator = np.random.default_rng(seed)
-        found += np.bincount(plan_epoch(expected, first_carried(expected, generator), generator).order, minlength=40)
+        found += np.bincount(
+            plan_epoch(expected, first_carried(expected, generator), generator).order, minlength=40
+        )
     assert np.abs(found - runs / 2).max() < 4.5 * np.sqrt(runs / 4)
 
 

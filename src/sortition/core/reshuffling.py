@@ -32,10 +32,10 @@ So the weighted count of an example after T epochs is T less what it is owed, wh
 The lower bound holds as no phase is below -1/2: the phases sum to half their number, so :math:`\delta` is
 below 1/2.
 
-*Unbiased given the past* it is not, in an epoch, and can't be: counts with the right mean given the past are a
+*Unbiased given the past* an epoch is not, and can't be: counts with the right mean given the past make a
 martingale, whose error grows with the root of the number of epochs. With random reshuffling, too, the last
-batches of an epoch are known from the first. What stays is that each example counts once an epoch, up to a
-weight or two, so that the errors of epochs cancel where steps are small.
+batches of an epoch are known from the first, and the model depends on these. What holds instead is that each
+example counts once an epoch, up to a weight or two, so that errors cancel where steps are small.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def whole_copies(wanted: FloatArray, num_draws: int) -> IntArray:
 
 
 def first_carried(expected: FloatArray, generator: np.random.Generator) -> Carried:
-    """The start: phases (k + 1/2)/n in a random order, which sum to n/2, and the debts that belong to them."""
+    """Phases (k + 1/2)/n in a random order, which sum to n/2, and the debts that belong to them."""
     phases = (generator.permutation(len(expected)) + 0.5) / len(expected)
     return Carried(phases, (phases - 0.5) / expected)
 

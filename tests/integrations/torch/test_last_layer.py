@@ -342,9 +342,7 @@ def test_confident_logits_lose_no_digits(size: float, by_torch: Any) -> None:
     exact = y.double()
     wanted = torch.linalg.vector_norm((1.0 - exact) * p - exact * others, dim=1)
     torch.testing.assert_close(last_layer_norms(z, y), wanted.float(), rtol=1e-5, atol=0.0)
-    torch.testing.assert_close(
-        by_torch(z[:2], torch.tensor([0, 1])), wanted[:2].float(), rtol=1e-5, atol=0.0
-    )
+    torch.testing.assert_close(by_torch(z[:2], torch.tensor([0, 1])), wanted[:2].float(), rtol=1e-5, atol=0.0)
     single, labels = torch.tensor([size, -size, size]), torch.tensor([1.0, 0.0, 0.25])
     found = last_layer_norms(single, labels, loss="sigmoid")
     rest = torch.sigmoid(-single[:1].double()).item()
@@ -353,5 +351,5 @@ def test_confident_logits_lose_no_digits(size: float, by_torch: Any) -> None:
 
 
 def test_an_ignored_target_is_told_what_to_give() -> None:
-    with pytest.raises(ConfigurationError, match="got -100 in row 0; .*give any class, and 0 to observe"):
+    with pytest.raises(ConfigurationError, match=r"got -100 in row 0; .*give any class, and 0 to observe"):
         last_layer_norms(torch.zeros(1, 3), torch.tensor([-100]), torch.zeros(1, 2))

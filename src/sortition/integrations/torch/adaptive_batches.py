@@ -36,7 +36,7 @@ PARTITION = 2**62
 LARGEST = 1e120
 """Larger norms count as this: the sum of their squares must be finite."""
 SUM_TOLERANCE = 1e-5
-"""A prior whose sum is this near to one was divided by it, perhaps in float32."""
+"""A prior whose sum is this near to one was divided by it, perhaps in float32; sums of rounded numbers."""
 
 
 def _not_compiled(method: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
@@ -195,7 +195,8 @@ class Feedback:
             if wrong.any():
                 warnings.warn(
                     f"norms must be finite and not negative, got {norms[wrong][0]} for example "
-                    f"{examples[wrong][0]}; {wrong.sum()} of {len(norms)} count as not known"
+                    f"{examples[wrong][0]}; {wrong.sum()} of {len(norms)} count as not known",
+                    stacklevel=2,
                 )
                 norms[wrong] = np.nan
             begin, self._size = self._size, self._size + len(examples)
@@ -427,11 +428,12 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _warn_if_not_weighed(self) -> None:
         """Whoever learns from an epoch of unequal draws must have weighed it."""
         plan = self._plan
-        if plan is not None and plan.heard and not plan.weighed and np.ptp(plan.weights) > 0.0:
+        if plan is not None and plan.heard and not plan.weighed and np.ptp(plan.weights) > SUM_TOLERANCE:
             plan.weighed = True  # said once
             warnings.warn(
                 f"the losses of epoch {plan.epoch} were not weighed: examples that are drawn more often "
-                "count for more; use ticket.mean(losses), or ticket.weights"
+                "count for more; use ticket.mean(losses), or ticket.weights",
+                stacklevel=2,
             )
 
     def _expected_copies(self, beliefs: SquareMeans) -> FloatArray:

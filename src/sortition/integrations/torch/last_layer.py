@@ -127,7 +127,7 @@ def last_layer_norms(
 
 
 def _residuals(outputs: Tensor, labels: Tensor, loss: str) -> Tensor:
-    """p - y as (1 - y) p - y (1 - p), where 1 - p is computed without the digits that it would lose near 0."""
+    """p - y as (1 - y) p - y (1 - p), where 1 - p is computed so that it loses no digits near 0."""
     if loss == "squared":
         return outputs - labels
     if loss == "sigmoid":

@@ -479,9 +479,9 @@ class Diagnosis:
             return (
                 "A range of steps has two ends: gradients that all point one way, which saves the least, and "
                 "gradients that cancel out, which saves the most.",
-                "This compares the noise of single batches, which counts where the step is as large as the noise "
-                "allows. Over a whole epoch the noise of a plain shuffle cancels out, and that of adaptive "
-                "batches over some epochs: with one small step for both a plain shuffle is as fast or faster.",
+                "This compares the noise of single batches, which counts where steps are as large as noise "
+                "allows. Over an epoch the noise of a plain shuffle cancels out, that of adaptive batches "
+                "over some epochs: at one small step size for both, a plain shuffle is as fast or faster.",
                 *noise.notes,
             )
         if noise.pilots:
