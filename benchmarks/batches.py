@@ -534,7 +534,7 @@ def least_loss(data: Examples) -> float:
         return float(np.mean(logs - z[every, data.labels])), (rows.T @ residual).ravel() / len(rows)
 
     start = np.zeros(rows.shape[1] * CLASSES)
-    options = {"maxiter": 5_000, "ftol": 1e-13, "gtol": 1e-8}
+    options = {"maxiter": 2_000, "ftol": 1e-11, "gtol": 1e-6}
     return float(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options).fun)
 
 

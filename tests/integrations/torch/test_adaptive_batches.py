@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given as given_cases
+from hypothesis import settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
@@ -542,6 +545,36 @@ def test_resume_in_mid_epoch_is_the_unbroken_run_to_the_bit(workers: int, stop: 
         got += train(resumed)
     assert got == wanted
     assert np.array_equal(resumed.sampler.probabilities(), unbroken.sampler.probabilities())
+
+
+@settings(max_examples=25, deadline=None)
+@given_cases(
+    saves=st.sets(st.integers(0, 23)),
+    ranks=st.integers(1, 2),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_resume_anywhere_is_the_unbroken_run_to_the_bit(
+    saves: set[int], ranks: int, drop_last: bool, seed: int
+) -> None:
+    """Norms that change, and as many saves as you like, within epochs and between them."""
+
+    def train(saves: set[int]) -> list[Any]:
+        rng, got = np.random.default_rng(seed), list[Any]()
+        batches = loader(make(num_replicas=ranks, rank=0, drop_last=drop_last, seed=seed))
+        while len(got) < 24:
+            for _, ticket in batches:
+                ticket.observe(NORMS[ticket.examples] * rng.lognormal(size=len(ticket)))
+                got.append((ticket.examples.tolist(), ticket.weights.tolist()))
+                if len(got) in saves:
+                    break
+            if len(got) in saves:
+                state = batches.state_dict()
+                batches = loader(make(num_replicas=ranks, rank=0, drop_last=drop_last, seed=seed))
+                batches.load_state_dict(state)
+        return got
+
+    assert train(saves)[:24] == train(set())[:24]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
