@@ -2,7 +2,7 @@ r"""Adaptive mini-batches against random reshuffling: softmax regression, a smal
 
     python benchmarks/batches.py softmax [--problems A,B] [--samplers A,B] [--jobs 2] [--data DIR]
         [--out FILE]
-    python benchmarks/batches.py decay [--problems A,B] [--data DIR]
+    python benchmarks/batches.py decay [--problems A,B] [--epochs 15] [--data DIR]
     python benchmarks/batches.py squares
     python benchmarks/batches.py groups
     python benchmarks/batches.py chance
@@ -22,7 +22,8 @@ meets the seed's target; one that does not get there counts as 15. In the last c
 makes of the first epoch's norms: the sampling variance over that of uniform draws. Differences by seed
 follow, with the number of seeds on which the released sampler is behind.
 
-*decay*: the same problems with steps that fall to 0, and the loss at the end above the least possible one.
+*decay*: the same problems with steps that fall to 0 in ``--epochs``, and the loss at the end above the least
+possible one. The geometric mean of adaptive batches' over RR's follows.
 
 *squares*: least squares, 10,000 rows of log-normal length (deviation 1.5), epochs until the loss above the
 least possible one is 1% of what it was. Row i has the Lipschitz constant :math:`L_i = \|x_i\|^2`; "from L" is
@@ -76,7 +77,7 @@ from sortition import (
     VRBSampler,
     diagnose,
 )
-from sortition.core.reshuffling import expected_copies, reshuffled
+from sortition.core.reshuffling import expected_copies
 from sortition.core.types import FloatArray, IntArray
 from sortition.integrations.torch import AdaptiveBatchSampler, TicketLoader, last_layer_norms
 from sortition.lab.compare import FallingCurve
@@ -263,8 +264,19 @@ class Fixed:
         """Nothing."""
 
 
+def reshuffled(expected: FloatArray, generator: np.random.Generator) -> IntArray:
+    """The order of an epoch that is rounded afresh, by systematic sampling: a line is cut into stretches of
+    lengths ``expected``, and each has as many copies as it holds of the points 1 - s, 2 - s, ..., s uniform.
+    """
+    total = round(float(expected.sum()))
+    ends = np.minimum(np.floor(np.cumsum(expected) + generator.random()), total)
+    ends[-1] = total
+    copies = np.diff(ends, prepend=0.0).astype(np.int64)
+    return generator.permutation(np.repeat(np.arange(len(expected)), copies))
+
+
 class Reshuffling:
-    """Importance reshuffling by some beliefs; RR if these are uniform."""
+    """Importance reshuffling by some beliefs, rounded afresh in each epoch; RR if these are uniform."""
 
     def __init__(self, size: int, seed: int, beliefs: Fixed | EmpiricalBayes | RunningMeans) -> None:
         self._generator = np.random.default_rng(seed)
@@ -362,18 +374,26 @@ class Run(NamedTuple):
 
 
 def train(
-    problem: str, name: str, step: float, seed: int, data: Path | None, tick: Tick, *, decay: bool = False
+    problem: str,
+    name: str,
+    step: float,
+    seed: int,
+    data: Path | None,
+    tick: Tick,
+    *,
+    epochs: int = EPOCHS,
+    decay: bool = False,
 ) -> Run:
     """One run; with ``decay`` the step falls to 0, in equal parts from loss to loss."""
     found = examples(problem, seed, data)
     size, sampler = len(found.labels), contestant(name, len(found.labels), seed)
     model = np.zeros((found.rows.shape[1], CLASSES), dtype=np.float32)
     losses, ratio, ends = [], float("nan"), marks(size, PARTS)
-    for epoch in range(EPOCHS):
+    for epoch in range(epochs):
         done = 0
         for order, weights, count in sampler.draws(PARTS):
             w = weights.astype(np.float32)
-            now = step * (1.0 - len(losses) / (EPOCHS * PARTS)) if decay else step
+            now = step * (1.0 - len(losses) / (epochs * PARTS)) if decay else step
             squares = steps(found.rows, found.labels, model, order, w, now)
             sampler.observe(order, np.nan_to_num(squares.astype(np.float64), posinf=1e30))
             done += count
@@ -514,7 +534,7 @@ def least_loss(data: Examples) -> float:
         return float(np.mean(logs - z[every, data.labels])), (rows.T @ residual).ravel() / len(rows)
 
     start = np.zeros(rows.shape[1] * CLASSES)
-    options = {"maxiter": 2_000, "ftol": 1e-9, "gtol": 1e-6}
+    options = {"maxiter": 2_000, "ftol": 1e-11, "gtol": 1e-6}
     return float(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options).fun)
 
 
@@ -522,13 +542,14 @@ def decaying(options: argparse.Namespace) -> None:
     """What is left of the loss after steps that fall to 0, the first one chosen on even seeds."""
     names = (RR, "SM-rr", ADAPTIVE)
     print("| loss at the end above the least, steps that fall to 0 | " + " | ".join(names), end="")
-    print(" | adaptive less RR |")
-    print("|---" * (len(names) + 2) + "|")
+    print(" | adaptive less RR | ratio |")
+    print("|---" * (len(names) + 3) + "|")
     even, odd = range(0, 2 * DECAY_TUNING_SEEDS, 2), odd_seeds(options)
     for problem in options.problems:
 
         def final(name: str, step: float, seed: int, problem: str = problem) -> float:
-            run = train(problem, name, step, seed, options.data, lambda: None, decay=True)
+            data, epochs = options.data, options.epochs
+            run = train(problem, name, step, seed, data, lambda: None, epochs=epochs, decay=True)
             return float(run.losses[-1])
 
         least = np.array([least_loss(examples(problem, seed, options.data)) for seed in odd])
@@ -536,8 +557,9 @@ def decaying(options: argparse.Namespace) -> None:
         for name in names:
             step = best_step(lambda step, name=name: float(np.mean([final(name, step, s) for s in even])))
             found[name] = np.array([final(name, step, seed) for seed in odd]) - least
-            cells.append(f"{shown(list(found[name]), 4)} ({step:.2g})")
-        cells.append(paired(found[ADAPTIVE] - found[RR], 4))
+            cells.append(f"{shown(list(found[name]), 5)} ({step:.2g})")
+        cells.append(paired(found[ADAPTIVE] - found[RR], 5))
+        cells.append(f"{np.exp(np.mean(np.log(found[ADAPTIVE] / found[RR]))):.2f}")
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -1055,6 +1077,7 @@ def main() -> None:
         made[name].add_argument("--first-seed", type=odd_number, default=1)
     for name in ("softmax", "decay", "cnn", "time"):
         made[name].add_argument("--data", type=Path, default=None)
+    made["decay"].add_argument("--epochs", type=int, default=EPOCHS)
     for name in ("softmax", "cnn"):
         made[name].add_argument("--jobs", type=int, default=1)
         made[name].add_argument("--out", type=Path, default=None)

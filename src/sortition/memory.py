@@ -270,7 +270,9 @@ class Memory:
         norms, heard = np.sqrt(squares), cohort.replied(replied)
         with np.errstate(over="ignore", invalid="ignore"):
             factors = weights[replied] ** 2 * variance_factors(heard)
-            numerator, denominator = (float(factors @ sums[replied]) for sums in (products, old_squares))
+            numerator, denominator = (
+                float((factors * sums[replied]).sum()) for sums in (products, old_squares)
+            )
         if not np.isfinite(numerator + denominator):
             raise FeedbackError("updates are too large: their squares times client_weights are not finite")
         told = [(i, update) for i, update in enumerate(vectors) if update is not None and weights[i] > 0.0]

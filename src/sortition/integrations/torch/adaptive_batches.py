@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from sortition.core.designs import RoundGenerator
 from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
-from sortition.core.reshuffling import expected_copies, reshuffled
-from sortition.core.square_means import SquareMeans
+from sortition.core.reshuffling import Carried, expected_copies, first_carried, plan_epoch
+from sortition.core.square_means import LEAST_SHARE, SquareMeans
 from sortition.core.state import array, check, count, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import SMALLEST_MASS, named_keywords, one_each, real_numbers, whole_number
@@ -28,15 +28,15 @@ from sortition.integrations.torch.last_layer import PRECISE
 Norms: TypeAlias = Tensor | ArrayLike
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
-STATE_VERSION = 4
+STATE_VERSION = 5
 LARGEST_SEED = 2**64 - 1
 LARGEST_EPOCH = 2**40
 PARTITION = 2**62
-"""The index of the generator that deals the examples to the ranks; epochs have lower ones."""
+"""The index of the generator that deals the examples to the ranks; epochs have lower ones, starts higher."""
 LARGEST = 1e120
 """Larger norms count as this: the sum of their squares must be finite."""
 SUM_TOLERANCE = 1e-5
-"""A prior whose sum is this near to one was divided by it, perhaps in float32."""
+"""A prior whose sum is this near to one was divided by it, perhaps in float32; sums of rounded numbers."""
 
 
 def _not_compiled(method: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
@@ -56,11 +56,17 @@ class EpochPlan:
     batch_size: int
     loads: int
     """How many states the sampler had loaded when it was planned."""
+    carried: Carried
+    """To the next epoch."""
+    asked: int
+    """How many batches were asked for, from the beginning of the epoch."""
+    given: int
+    """How many were given with their tickets by a ``TicketLoader``."""
     weighed: bool = False
     """Whether anybody asked for the weights of a batch."""
     heard: bool = False
     """Whether norms of a batch were observed."""
-    _shares: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = field(default_factory=dict)
+    _shares: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def batch(self, position: int) -> slice:
         """Where the draws of a batch are."""
@@ -75,9 +81,9 @@ class EpochPlan:
                 exact = torch.tensor(self.weights, device="cpu")
                 exact[:last] /= self.batch_size
                 exact[last:] /= len(self.weights) - last
-                shares = torch.split(exact.to(device=device, dtype=dtype), self.batch_size)
+                shares = exact.to(device=device, dtype=dtype)
             self._shares[dtype, device] = shares
-        return shares[position]
+        return shares[self.batch(position)]
 
 
 @dataclass(eq=False)
@@ -102,13 +108,21 @@ class BatchTicket:
 
     @property
     def weights(self) -> FloatArray:
-        r""":math:`1 / (n p_i)`, times the number of ranks: about one each with uniform p."""
+        r""":math:`1 / (n p_i)`, and what was owed from earlier epochs (``core.reshuffling``).
+
+        That is for one process; with ranks it is so that the mean over them is right. One each in a plain
+        shuffle.
+        """
         self._plan.weighed = True
         return self._plan.weights[self._plan.batch(self.position)]
 
     @_not_compiled
     def mean(self, losses: Tensor) -> Tensor:
-        """The weighted mean of the batch: its expectation is the plain mean over all examples.
+        """The weighted mean of the batch, an estimate of the plain mean over all examples.
+
+        Over the random start it is unbiased for p that do not depend on the draws. Given the past it is not,
+        as with a plain shuffle, whose last batch is known before it comes. What holds for any p: an example's
+        weights up to an epoch sum to the number of epochs less what it is owed (``core.reshuffling``).
 
         ``losses`` is one for each example of the batch, as ``reduction="none"`` gives them. The mean is taken
         in float32 at least, also within ``torch.autocast``.
@@ -182,7 +196,7 @@ class Feedback:
                 warnings.warn(
                     f"norms must be finite and not negative, got {norms[wrong][0]} for example "
                     f"{examples[wrong][0]}; {wrong.sum()} of {len(norms)} count as not known",
-                    stacklevel=5,
+                    stacklevel=2,
                 )
                 norms[wrong] = np.nan
             begin, self._size = self._size, self._size + len(examples)
@@ -204,12 +218,16 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     r"""Batches for ``DataLoader(batch_sampler=...)``, in which examples with larger gradients are more often.
 
     An epoch has as many draws as there are examples. It is planned when its first batch is asked for: each
-    example gets :math:`\lfloor n p_i \rfloor` or :math:`\lceil n p_i \rceil` copies, all copies are shuffled,
-    and the weights :math:`1 / (n p_i)` keep every batch unbiased (``core.reshuffling``). p is learnt from
-    what the tickets observe (``core.square_means``). Before anything is learnt, an epoch is a plain shuffle.
-    A part of the draws comes from the prior: half at first, then by how well p has fitted norms that it did
-    not know. It is 0.15 at least, so no weight is above 1 / 0.15 without a ``prior``.
-    ``drop_last`` leaves out a last batch that is smaller than the others; these stay unbiased.
+    example gets about :math:`n p_i` copies, all copies are shuffled, and the weights are about
+    :math:`1 / (n p_i)`. What was rounded is carried to the next epoch, in copies and in weight, so that each
+    example counts for one epoch in every epoch, up to a weight or two (``core.reshuffling``). p is learnt
+    from what the tickets observe (``core.square_means``). Before anything is learnt, an epoch is a plain
+    shuffle. A part of the draws comes from the prior: half at first, then by how well p has fitted norms that
+    it did not know. It is 0.15 at least, so without a ``prior`` no :math:`1 / (n p_i)` is above 1 / 0.15.
+
+    With ``drop_last`` an epoch has whole batches only; examples that had no place come first in the next one.
+    An epoch that is left counts as planned: what was not given is missing at random, as with a plain shuffle,
+    and a look at one batch does not disturb the shuffle that follows.
 
     ``prior`` is a distribution over the examples to start from and to shrink to, such as known row norms over
     their sum. With ``groups``, the label of each example's group (its source, user or language), all examples
@@ -271,6 +289,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
                 f"batch_size must be at most {self._draws} with drop_last, the draws of an epoch, "
                 f"got {self.batch_size}"
             )
+        if self.drop_last:
+            self._draws -= self._draws % self.batch_size
         masses = None if prior is None else _checked_prior(prior, self.num_examples)
         units = None if groups is None else _checked_groups(groups, self.num_examples)
         self._settings = {
@@ -289,6 +309,8 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         self._beliefs = SquareMeans(sizes / sizes.sum(), self._draws)
         self._heard = _nothing_heard()
         self._moments = np.zeros(3)  # of the epoch before
+        start = self._generator.of_round(PARTITION + 1 + self.rank)
+        self._carried = first_carried(self._expected_copies(self._beliefs), start)
         self._loads = 0
         self._epoch, self._position = -1, len(self)
         self._plan: EpochPlan | None = None
@@ -309,9 +331,25 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         """The batches of the next epoch or, after ``load_state_dict``, those that are left of its epoch."""
         plan = self._begin()
         for position in range(plan.first, len(self)):
-            if self._plan is plan:  # and no later epoch was begun
-                self._position = position + 1
+            self._check_plan(plan)
+            plan.asked = position + 1
             yield plan.examples[plan.batch(position)].tolist()
+
+    def _check_plan(self, plan: EpochPlan) -> None:
+        """A loop goes on only in the epoch that was begun last."""
+        if self._plan is not plan:
+            raise CohortError(
+                f"this loop is in epoch {plan.epoch}, which the sampler has left: another loop began, or "
+                "leave or load_state_dict was called; have one loop at a time, or one sampler for each"
+            )
+
+    def leave(self) -> None:
+        """End the epoch, if one is begun: the next loop begins a new one, also after a state was saved."""
+        if self._plan is None and self._position < len(self):
+            self._plan_again()
+        if self._plan is not None:
+            self._warn_if_not_weighed()
+            self._carried, self._position, self._plan = self._plan.carried, len(self), None
 
     def tickets(self) -> Iterator[BatchTicket]:
         """The tickets of the epoch that was begun last, in the order of its batches.
@@ -360,16 +398,22 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         self._check_world()
         loaded = self._plan is None and self._position < len(self)
         if not loaded:
-            self._warn_if_not_weighed()
+            self.leave()
             self._moments = self._last_moments()
             self._beliefs, self._heard = self._learnt(), _nothing_heard()
             self._epoch, self._position = self._epoch + 1, 0
-        expected = self._expected_copies(self._beliefs)
-        order = reshuffled(expected, self._generator.of_round(self._epoch * self.num_replicas + self.rank))
-        weights = (self.num_replicas * self._draws / self.num_examples) / expected[order]
-        examples = self._shard[order]
+        return self._plan_again()
+
+    def _plan_again(self) -> EpochPlan:
+        """The plan of the epoch from its position on; it is the same whenever it is asked for."""
+        generator = self._generator.of_round(self._epoch * self.num_replicas + self.rank)
+        order, each, carried = plan_epoch(self._expected_copies(self._beliefs), self._carried, generator)
+        weights = (self.num_replicas * self._draws / self.num_examples) * each[order]
+        examples, first = self._shard[order], self._position
         examples.flags.writeable = weights.flags.writeable = False  # the tickets are views of them
-        self._plan = EpochPlan(self._epoch, self._position, examples, weights, self.batch_size, self._loads)
+        self._plan = EpochPlan(
+            self._epoch, first, examples, weights, self.batch_size, self._loads, carried, first, first
+        )
         return self._plan
 
     def _check_world(self) -> None:
@@ -384,12 +428,12 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _warn_if_not_weighed(self) -> None:
         """Whoever learns from an epoch of unequal draws must have weighed it."""
         plan = self._plan
-        if plan is not None and plan.heard and not plan.weighed and np.ptp(plan.weights) > 0.0:
+        if plan is not None and plan.heard and not plan.weighed and np.ptp(plan.weights) > SUM_TOLERANCE:
             plan.weighed = True  # said once
             warnings.warn(
                 f"the losses of epoch {plan.epoch} were not weighed: examples that are drawn more often "
                 "count for more; use ticket.mean(losses), or ticket.weights",
-                stacklevel=4,
+                stacklevel=2,
             )
 
     def _expected_copies(self, beliefs: SquareMeans) -> FloatArray:
@@ -420,13 +464,20 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         It is that of the last batch that was *asked for*. A ``DataLoader`` with workers asks for some in
         advance: use ``TicketLoader.state_dict``, which knows the last batch that you were given.
         """
+        return self._state(self._position if self._plan is None else self._plan.asked)
+
+    def _state(self, position: int) -> dict[str, Any]:
+        """With what is carried to the epoch or, if it is over, to the next one."""
         examples, weights, norms = self._heard.read()
+        carried = self._carried if self._plan is None or position < len(self) else self._plan.carried
         return {
             "kind": type(self).__name__,
             "version": STATE_VERSION,
             **{f"config.{name}": value for name, value in self._settings.items()},
             "epochs_begun": self._epoch + 1,
-            "position": self._position,
+            "position": position,
+            "phases": torch.from_numpy(carried.phases),
+            "debts": torch.from_numpy(carried.debts),
             "means": torch.from_numpy(self._beliefs.means),
             "visits": torch.from_numpy(self._beliefs.visits),
             "evidence": torch.from_numpy(self._beliefs.evidence),
@@ -472,6 +523,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         weights, norms = (
             array(state, f"heard_{name}", np.float64, examples.shape) for name in ("weights", "norms")
         )
+        carried = self._checked_carried(state, epochs)
         for name, values in {"means": means, "visits": visits, "moments": moments}.items():
             check(name, values, (values >= 0.0) & (values < np.inf), "finite and not negative")
         check("evidence", evidence, np.isfinite(evidence) & ([True, evidence[1] >= 0.0]), "finite numbers")
@@ -480,8 +532,22 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         check("heard_examples", examples, np.isin(examples, self._shard), "examples of this sampler")
         self._beliefs.means, self._beliefs.visits, self._beliefs.evidence = means, visits, evidence
         self._moments, self._heard = moments, Feedback(examples, weights, norms)
+        self._carried = carried
         self._loads += 1
         self._epoch, self._position, self._plan = epochs - 1, position, None
+
+    def _checked_carried(self, state: Mapping[str, Any], epochs: int) -> Carried:
+        """Within the bounds of ``core.reshuffling``, with the least expected copies that p can have."""
+        shape = self._shard.shape
+        phases, debts = (array(state, name, np.float64, shape) for name in ("phases", "debts"))
+        size = len(self._shard)
+        check("phases", phases, (phases > -1.0) & (phases < size), f"between -1 and {size}")
+        if abs(phases.sum() - 0.5 * size) > SUM_TOLERANCE * size:
+            raise StateError(f"phases must sum to {0.5 * size}, half their number, got {phases.sum()}")
+        most = 1.0 / (LEAST_SHARE * expected_copies(self._prior[self._shard], self._draws))
+        inside = (debts >= -1.01 * most) & (debts <= most + epochs)
+        check("debts", debts, inside, "at least -1 / least n p, and at most that and the epochs")
+        return Carried(phases, debts)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self._settings.items() if value != "none")
@@ -493,7 +559,7 @@ class TicketLoader:
 
     ``loader`` must have an ``AdaptiveBatchSampler`` as its ``batch_sampler``; workers and their prefetching
     change nothing. An epoch that was not run to its end is left by the next ``for``, without a trace but what
-    was learnt.
+    was learnt. A loop that was left so can't go on: it raises a CohortError when it asks for its next batch.
 
     Each loop of a ``DataLoader`` draws a seed for its workers from torch's global generator, a resumed loop
     once more: give it a ``generator=`` of its own if a model with dropout must resume to the bit.
@@ -526,7 +592,6 @@ class TicketLoader:
             )
         self.loader = loader
         self.sampler = sampler
-        self._given = (-1, 0)  # the epoch, and how many of its batches were given
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -538,15 +603,18 @@ class TicketLoader:
         for batch in self.loader:
             tickets = tickets or self.sampler.tickets()
             ticket = next(tickets)
-            self._given = ticket.epoch, ticket.position + 1
+            ticket._plan.given = ticket.position + 1
             yield batch, ticket
+            if ticket._plan.given < len(self):
+                self.sampler._check_plan(ticket._plan)
 
     @property
     def epochs_done(self) -> int:
         """How many epochs are over, run to their end or left: where a run that was saved anywhere goes on.
 
-        ``for epoch in range(loader.epochs_done, 15)`` begins with what is left of an epoch. A look at one
-        batch, ``next(iter(loader))``, is an epoch that was left.
+        ``for epoch in range(loader.epochs_done, 15)`` begins with what is left of an epoch. An epoch that you
+        broke out of is left when the next ``for`` begins, or by ``leave``. Until then it is not over, and a
+        state goes on with its rest. A look at one batch, ``next(iter(loader))``, begins an epoch, too.
         """
         epoch = self.sampler.epoch
         return max(epoch + (self._position() >= len(self)), 0)
@@ -558,19 +626,20 @@ class TicketLoader:
                 f"{type(self.loader).__name__} loads its own state when its next loop begins; epochs_done "
                 "and state_dict are there from then on. Save and load TicketLoader.state_dict() instead"
             )
-        epoch, given = self._given
-        if self.sampler._plan is None:
-            return self.sampler._position
-        return given if epoch == self.sampler.epoch else self.sampler._plan.first
+        plan = self.sampler._plan
+        return self.sampler._position if plan is None else plan.given
+
+    def leave(self) -> None:
+        """End the epoch that you broke out of: a state that is saved now goes on with the next one."""
+        self.sampler.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """That of the sampler at the last batch that was given, whatever the workers have asked for since."""
-        return {**self.sampler.state_dict(), "position": self._position()}
+        return self.sampler._state(self._position())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state; the next ``for`` gives the batches that are left of its epoch, if any."""
         self.sampler.load_state_dict(state_dict)
-        self._given = (-1, 0)
 
 
 def _nothing_heard() -> Feedback:

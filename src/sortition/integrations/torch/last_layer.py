@@ -112,20 +112,29 @@ def last_layer_norms(
     outputs = _numbers(logits)
     if softmax:
         outputs = torch.softmax(outputs, 1)
-    elif loss == "sigmoid":
-        outputs = torch.sigmoid(outputs)
     if classes:  # one less its probability is the sum of the others, which loses no digits
         index = targets if targets.dtype == torch.int64 else targets.long()
         others = outputs.scatter_(1, index.unsqueeze(1), 0.0)
         norms = torch.hypot(torch.linalg.vector_norm(others, dim=1), others.sum(1))
     else:
         exact = torch.promote_types(outputs.dtype, targets.dtype)  # torch subtracts no booleans
-        residuals = outputs - targets.detach().to(exact)
+        residuals = _residuals(outputs, targets.detach().to(exact), loss)
         norms = residuals.abs() if len(shape) == 1 else torch.linalg.vector_norm(residuals, dim=1)
     if features is None:
         return norms
     products = norms * torch.linalg.vector_norm(_numbers(features), dim=1)
     return torch.hypot(products, norms) if bias else products
+
+
+def _residuals(outputs: Tensor, labels: Tensor, loss: str) -> Tensor:
+    """p - y as (1 - y) p - y (1 - p), where 1 - p is computed so that it loses no digits near 0."""
+    if loss == "squared":
+        return outputs - labels
+    if loss == "sigmoid":
+        return (1.0 - labels) * torch.sigmoid(outputs) - labels * torch.sigmoid(-outputs)
+    top = outputs.argmax(1, keepdim=True)
+    others = outputs.scatter(1, top, 0.0).sum(1, keepdim=True)
+    return (1.0 - labels) * outputs - labels * (1.0 - outputs).scatter(1, top, others)
 
 
 def _numbers(values: Tensor) -> Tensor:
@@ -161,7 +170,8 @@ def _on_cpu(*tensors: Tensor) -> list[NDArray[Any]] | None:
 
 def _no_class(logits: Tensor, targets: Tensor, row: int) -> ConfigurationError:
     return ConfigurationError(
-        f"targets must be classes from 0 to {logits.shape[1] - 1}, got {targets[row]} in row {row}"
+        f"targets must be classes from 0 to {logits.shape[1] - 1}, got {targets[row]} in row {row}; for a "
+        "target that the loss ignores give any class, and 0 to observe"
     )
 
 

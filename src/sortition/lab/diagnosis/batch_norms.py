@@ -30,7 +30,7 @@ class BatchSampler(Protocol):
 
 NOTES = (
     "Early in training norms are often alike: ask again once the loss has fallen.",
-    "Uniform draws are those of a plain shuffle, one batch at a time: over an epoch it has less noise.",
+    "Uniform draws are those of a plain shuffle, one batch at a time.",
     "Mislabelled examples have large norms, too: adaptive batches draw them more often.",
 )
 
@@ -39,7 +39,8 @@ def measure_batches(sampler: BatchSampler) -> StepNoise:
     r"""S is :math:`\sum_i a_i (1/\pi_i - 1)`, as in ``measure_norms``, for one batch.
 
     Within a batch, random reshuffling is uniform sampling without replacement: "uniform" here. Over an epoch
-    it is better than that, since each example comes once; so is importance reshuffling.
+    it is better than that, since each example comes once. So is importance reshuffling over some epochs, in
+    which each example counts once an epoch; its errors cancel later, which is felt at small steps.
 
     Judged are the draws of the last epoch of which half was heard: p was fixed before their norms were seen.
     With the weight w = 1 / (n p) of a draw and its norm g, the means of :math:`w g^2` and :math:`w^2 g^2`

@@ -43,7 +43,8 @@ def diagnose(
 
     - a path that ends in ``.csv``, or a ``NormTable``: norms of all clients, in one round or in several;
     - a path of a recorded run, or a ``RunRecord``, also of a Flower run;
-    - an ``AdaptiveBatchSampler`` after its first epoch: examples and batches instead of clients and cohorts;
+    - an ``AdaptiveBatchSampler`` or its ``TicketLoader`` after the first epoch: examples and batches instead
+      of clients and cohorts;
     - a problem, as in ``sortition.lab.training.Problem``: it is trained for ``num_rounds`` rounds with the
       default sampler at ``step_size``, to measure the noise, and with each choice, several times, at a step
       of its own. These ``pilots`` are about 150 trainings. Without them the verdict is a prediction.
@@ -67,12 +68,13 @@ def diagnose(
         return _of_table(source, "Norms", cohort_size, seed, tick)
     if isinstance(source, RunRecord):
         return _of_run(source, cohort_size, seed, tick)
-    if hasattr(source, "tickets"):
-        return _of_batches(source, cohort_size)
+    batches = getattr(source, "sampler", source)  # of a TicketLoader
+    if hasattr(batches, "tickets"):
+        return _of_batches(batches, cohort_size)
     if not hasattr(source, "updates"):
         raise ConfigurationError(
             "source must be a path of norms (.csv) or of a recorded run, a NormTable, a RunRecord, "
-            f"an AdaptiveBatchSampler or a problem, got {type(source).__name__}"
+            f"an AdaptiveBatchSampler, a TicketLoader or a problem, got {type(source).__name__}"
         )
     check_problem(source)
     if step_size is None:

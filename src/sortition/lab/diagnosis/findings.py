@@ -479,7 +479,9 @@ class Diagnosis:
             return (
                 "A range of steps has two ends: gradients that all point one way, which saves the least, and "
                 "gradients that cancel out, which saves the most.",
-                "At one small step size for all choices, none is faster than another.",
+                "This compares the noise of single batches, which counts where steps are as large as noise "
+                "allows. Over an epoch the noise of a plain shuffle cancels out, that of adaptive batches "
+                "over some epochs: at one small step size for both, a plain shuffle is as fast or faster.",
                 *noise.notes,
             )
         if noise.pilots:
