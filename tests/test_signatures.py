@@ -103,7 +103,7 @@ def test_settings_are_the_keywords_of_the_constructor(name: str) -> None:
 def test_settings_build_the_sampler_again(name: str) -> None:
     """Also with settings that are not the defaults."""
     weights = np.array([0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
-    changes: dict[str, Any] = {"seed": 7, "guard": Guard(clip_factor=3.0, largest_gain=4)}
+    changes: dict[str, Any] = {"seed": 7, "guard": Guard(clip_factor=8.0, largest_gain=4)}
     if name == "PortfolioSampler":
         changes["meta_rate"] = 0.5
     else:

@@ -45,6 +45,8 @@ LEAST_GAIN, GAIN_STEP = 0.01, 0.15
 CLIPPED, FEW = 2.0, 3
 """A deviation counts for at most this many standard deviations when the level follows. If the median of a few
 deviations, at least so many, is higher, all norms have risen together: the level rises by the median."""
+ANCHOR = 0.02
+"""The level also follows by this part of the mean of what is typical, a round: so it can't get lost."""
 GROWTH = 1.5
 """If sizes differ, clients never drawn follow what was learnt when so many times as many clients have replied
 as the last time."""
@@ -103,6 +105,10 @@ class Population:
     """Sum of c^2."""
     products: float = 0.0
     """Sum of c y."""
+    heard_clients: float = 0.0
+    """Clients that have sent a norm above zero and have not left."""
+    typicals: float = 0.0
+    """Sum of what is typical of them."""
     blur: float = 0.0
     """Rounding in these sums since clients left, relative to them, in units of a double's. A client that
     made up nearly all of a sum leaves the others with few digits."""
@@ -288,31 +294,35 @@ class Beliefs:
     def _follow_level(self, clients: IntArray, x: FloatArray) -> float:
         """Move the level by the mean deviation of clients heard before, and return by how much.
 
-        Deviations are from what is typical of a client: from its mean, those of skewed norms would be below 0
-        on average once they are clipped, and the level would fall for ever. The gain rises while innovations
-        agree in sign, and falls while they do not.
+        Deviations are those of logarithms from what is typical of a client. From its mean, those of skewed
+        norms would be below 0 on average once they are clipped, and the level would fall for ever. The gain
+        rises while innovations agree in sign, and falls while they do not. Clients that are drawn when they
+        are large and heard when they are smaller would still draw the level down: the anchor holds it.
         """
         people, noise = self.people, math.sqrt(self.people.noise_variance)
-        surprises = np.clip(deviation(x, self.typical[clients]) / noise, -CLIPPED, CLIPPED)
+        rises = x - self.typical[clients]
+        surprises = np.clip(rises / noise, -CLIPPED, CLIPPED)
         innovation = float(np.sum(surprises)) / math.sqrt(len(clients))
         log_gain = people.log_gain + GAIN_STEP * innovation * people.innovation
         people.log_gain = min(max(log_gain, math.log(LEAST_GAIN)), 0.0)
         people.innovation = innovation
         change = math.exp(people.log_gain) * float(np.mean(surprises)) * noise
-        rise = float(np.median(x - self.typical[clients]))
+        rise = float(np.median(rises))
         if len(clients) >= FEW and rise > CLIPPED * math.sqrt(2.0) * noise:
             change = rise
+        change += ANCHOR * people.typicals / people.heard_clients
         people.level += change
         return change
 
     def _follow_typical(self, clients: IntArray, x: FloatArray) -> None:
         """The value from which a client's clipped deviations are 0 on average, of its norms above zero."""
-        largest, typical = CLIPPED * math.sqrt(self.people.noise_variance), self.typical[clients]
+        people, before, heard = self.people, self.typical[clients], self.heard[clients]
+        largest = CLIPPED * math.sqrt(people.noise_variance)
+        moved = before + np.clip(x - before, -largest, largest) / np.maximum(heard + 1.0, 2.0)
+        self.typical[clients] = np.where(heard > 0.0, moved, x)
         self.heard[clients] += 1.0
-        heard = self.heard[clients]
-        away = np.clip(deviation(x, typical), -largest, largest)
-        moved = typical + 2.0 * np.log1p(0.5 * away / np.maximum(heard, 2.0))
-        self.typical[clients] = np.where(heard > 1.0, moved, x)
+        people.heard_clients += np.count_nonzero(heard == 0.0)
+        people.typicals += float(np.sum(self.typical[clients] - before))
 
     def _remember(self, clients: IntArray, x: FloatArray, known: BoolArray) -> None:
         """Update the clients' means; two surprises in a row with one sign shorten their memories."""

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from sortition.core.beliefs import (
+    ANCHOR,
     CLIPPED,
     DISCOVERY,
     FEW,
@@ -168,8 +169,8 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray, above_
         client = seen[slots[i]]
         if above_zero[i] and client.heard > 0.0:
             rises[known] = x[i] - client.typical
+            total += _bounded(rises[known] / noise, -CLIPPED, CLIPPED)
             known += 1
-            total += _bounded(_deviation(x[i], client.typical) / noise, -CLIPPED, CLIPPED)
     if known == 0:
         return 0.0
     innovation = total / math.sqrt(known)
@@ -181,6 +182,7 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray, above_
         rise = np.median(rises[:known])
         if rise > CLIPPED * math.sqrt(2.0) * noise:
             change = rise
+    change += ANCHOR * people.typicals / people.heard_clients
     people.level += change
     return change
 
@@ -188,13 +190,15 @@ def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray, above_
 @njit(cache=True)
 def _follow_typical(people: Any, client: Any, x: float) -> None:
     """``Beliefs._follow_typical``."""
-    client.heard += 1.0
-    if client.heard > 1.0:
+    before = client.typical
+    if client.heard > 0.0:
         largest = CLIPPED * math.sqrt(people.noise / people.noise_count)
-        away = _bounded(_deviation(x, client.typical), -largest, largest)
-        client.typical += 2.0 * math.log1p(0.5 * away / max(client.heard, 2.0))
+        client.typical += _bounded(x - before, -largest, largest) / max(client.heard + 1.0, 2.0)
     else:
         client.typical = x
+        people.heard_clients += 1.0
+    people.typicals += client.typical - before
+    client.heard += 1.0
 
 
 @njit(cache=True)
@@ -278,11 +282,14 @@ def _sum_first_squares(people: Any, seen: Any) -> None:
 @njit(cache=True)
 def _sum_clients(people: Any, seen: Any) -> None:
     """Make the sums over clients anew."""
-    people.met = people.sizes = people.square_sizes = people.means = 0.0
-    people.square_means = people.products = people.inverse_visits = people.blur = 0.0
+    people.met = people.sizes = people.square_sizes = people.means = people.heard_clients = 0.0
+    people.square_means = people.products = people.inverse_visits = people.typicals = people.blur = 0.0
     for client in seen:
         if client.visits > 0.0:
             _include(people, client)
+        if client.heard > 0.0:
+            people.heard_clients += 1.0
+            people.typicals += client.typical
     _sum_first_squares(people, seen)
 
 
@@ -304,6 +311,11 @@ def forget(people_array: Any, seen: Any, slots: IntArray) -> None:
         client = seen[slot]
         people.drawn_left += client.drawn
         people.replied_left += client.replied
+        client.drawn = client.replied = client.misses = 0.0
+        if client.heard > 0.0:
+            people.heard_clients -= 1.0
+            people.typicals -= client.typical
+            client.heard = client.typical = 0.0
         if client.visits > 0.0:
             people.met -= 1.0
             people.followed = max(people.followed - 1.0, 0.0)

@@ -155,23 +155,19 @@ class EmpiricalBayesSampler(BaseSampler):
         reweighted.take_over(count, new_own, share, unseen_log, done)
         if not self._sizes_differ or not (moved or self._followed < roster.ids):
             return
+        if slope == 0.0 and not self._apart:
+            return
         own = np.arange(roster.block if moved else max(self._followed, roster.block), roster.ids)
         own = own[roster.present(own)]
         if slope != 0.0:
             self._room_for(len(own))
             reweighted.see(own)
-        if slope != 0.0 or self._apart:
-            never = self._never_drawn() if moved else reweighted.slots_of(own)
-            never = never[never >= 0]
-            sizes = np.log(reweighted.trees.masses[never]) - self._center
-            reweighted.reweight_slots(never, unseen_log + 0.5 * slope * sizes, unseen_log)
-            self._followed, self._apart = roster.ids, len(never) > 0 or (self._apart and not moved)
-
-    def _never_drawn(self) -> IntArray:
-        """The slots of clients that are here and were never drawn."""
-        count = self._reweighted.count
-        masses = self._reweighted.trees.masses[:count]
-        return np.flatnonzero((self._seen["tries"][:count] == 0.0) & (masses > 0.0))
+        slots = np.arange(reweighted.count) if moved else reweighted.slots_of(own)
+        slots = slots[slots >= 0]
+        never = slots[(self._seen["tries"][slots] == 0.0) & (reweighted.trees.masses[slots] > 0.0)]
+        sizes = np.log(reweighted.trees.masses[never]) - self._center
+        reweighted.reweight_slots(never, unseen_log + 0.5 * slope * sizes, unseen_log)
+        self._followed, self._apart = roster.ids, len(never) > 0 or (self._apart and not moved)
 
     @property
     def _sizes_differ(self) -> bool:
@@ -278,10 +274,18 @@ def _check_sums(people: Mapping[str, float], seen: Any) -> None:
     right &= bool(np.all(np.abs(seen["square"]) <= LARGEST_EXPONENT / 2.0))
     if not right:
         raise StateError("state has 'beliefs' that no clients can have")
+    for name, counted in (("drawn", drawn), ("replied", replied)):
+        if counted != REPLIES[0] + seen[name].sum():
+            raise StateError(
+                f"state has {counted - REPLIES[0]} {name}, but 'beliefs' have {seen[name].sum()}"
+            )
     seen = seen[seen["visits"] > 0.0]
     y, c, ones = seen["mean"], np.clip(seen["size"], -FURTHEST, FURTHEST), np.ones(len(seen))
+    heard = (seen["heard"] > 0.0).astype(np.float64)
     for name, one, other in (
         ("met", ones, ones),
+        ("heard_clients", heard, heard),
+        ("typicals", heard, seen["typical"]),
         ("means", ones, y),
         ("square_means", y, y),
         ("inverse_visits", ones, ones / seen["visits"]),
