@@ -55,9 +55,8 @@ CLIENT_FIELDS = (
 )
 CLIENT = np.dtype([(name, np.float64) for name in CLIENT_FIELDS])
 """A record for each slot: y and z over n visits, last surprise, first x, the typical x of so many that were
-heard, c; the chance to reply over the last
-tries and before the present misses in a row, these misses, the replies of all when the last draw was counted,
-and how often the client was drawn and has replied in all."""
+heard, c; the chance to reply over the last tries and before the present misses in a row, these misses, the
+replies of all when the last draw was counted, and how often the client was drawn and has replied in all."""
 
 
 @njit(cache=True)

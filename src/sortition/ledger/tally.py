@@ -142,7 +142,7 @@ class ClientTable(Sequence[ClientSummary]):
         np.add.at(self.failures, slots[~heard], 1)
         slots, norms = slots[heard], norms[heard]
         np.add.at(self.replies, slots, 1)
-        self.last_replies[slots] = rounds[heard]  # of several, the last counts
+        np.maximum.at(self.last_replies, slots, rounds[heard])  # feedback may come late
         order, heads, group = _grouped(slots)
         ends = np.append(heads[1:], len(order))
         age = ends[group] - 1 - np.arange(len(order))  # 0 for the newest

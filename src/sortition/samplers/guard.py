@@ -3,8 +3,8 @@ r"""Two rules against clients that lie about their norms.
 ``docs/research/hostile-clients.md`` derives the bounds.
 
 *Clip.* Norms are clipped at B(``clip_factor``, ``fence``), a robust bound made from recent norms, and updates
-at the lower B(``update_factor``, 1), ``norm_bound``. The first
-``MANY`` replies are judged together. If lies were among them, or clients have left, all are learnt again.
+at the lower B(``update_factor``, 1), ``norm_bound``. The first ``MANY`` replies are judged together. If lies
+were among them, or clients have left, all are learnt again.
 
 *Share.* An outlier is a client with a norm above the lower bound B(``outlier_factor``, ``outlier_fence``),
 until the root mean square of its norms since is below. Of what was learnt, outliers together hold at most
