@@ -158,15 +158,15 @@ def _weigh_prior(
 
 
 @njit(cache=True)
-def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray, above_zero: BoolArray) -> float:
-    """By how much the level moves: ``Beliefs._follow_level``."""
+def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray, telling: BoolArray) -> float:
+    """By how much the level moves, by the clients that are ``telling``: ``Beliefs._follow_level``."""
     noise = math.sqrt(people.noise / people.noise_count)
     total = 0.0
     rises = np.empty(slots.size)
     known = 0
     for i in range(slots.size):
         client = seen[slots[i]]
-        if above_zero[i] and client.heard > 0.0:
+        if telling[i] and client.heard > 0.0:
             rises[known] = x[i] - client.typical
             total += _bounded(rises[known] / noise, -CLIPPED, CLIPPED)
             known += 1
@@ -443,11 +443,14 @@ def learn(
         _weigh_prior(people, weights, log_feedback, p, q, own, varied, sweep)
     for i in range(x.size):
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
-    above_zero = log_feedback > -np.inf  # a zero says nothing about the level
-    change = _follow_level(people, seen, slots, x, above_zero)
+    telling = log_feedback > -np.inf  # a zero says nothing about the level, and an outlier is not to
+    if outliers.size:
+        for i in range(clients.size):
+            telling[i] &= position_in(outliers, clients[i]) < 0
+    change = _follow_level(people, seen, slots, x, telling)
     for i in range(x.size):
         x[i] = _bounded(x[i] - change, LOWEST, HIGHEST)
-        if above_zero[i]:
+        if telling[i]:
             _follow_typical(people, seen[slots[i]], x[i])
     away = np.empty(x.size)
     for i in range(x.size):
