@@ -319,15 +319,15 @@ def test_the_first_replies_are_judged_together(lie: float, leaves: bool) -> None
 
 @pytest.mark.parametrize("name", BUILD_ALL)
 def test_first_lies_are_learnt_again_clipped(name: str) -> None:
-    """To the bit what a sampler knows that was told the clipped norms from the start."""
-    liar, twin = (BUILD_ALL[name](num_clients=40, cohort_size=5, guard=g, seed=3) for g in (Guard(), None))
+    """To the bit what a sampler knows that was told the clipped norms, and the outliers, from the start."""
+    liar, twin = (BUILD_ALL[name](num_clients=40, cohort_size=5, guard=Guard(), seed=3) for _ in range(2))
     told: list[Any] = []
     while not guard_of(liar)._begun:
         cohort = liar.draw()
         told.append((cohort, np.ones(len(cohort))))
         told[-1][1][cohort.clients == told[0][0].clients[0]] = 1e6
         liar.observe(*told[-1])
-    clip = math.exp(guard_of(liar)._bounds["clip"][0])
+    clip, twin._guard = math.exp(guard_of(liar)._bounds["clip"][0]), guard_of(liar)
     for cohort, norms in told:
         twin._learn(cohort, twin._weights.log_feedback(cohort.clients, np.minimum(norms, clip)))
     assert np.array_equal(liar.distribution.everybody(), twin.distribution.everybody())
