@@ -172,14 +172,18 @@ def test_a_fork_does_not_keep_the_lock(path: Path) -> None:
             run = open_run(path, make)
             worker = os.fork()
             if worker == 0:
+                os.write(writing, b"%d\n" % os.getpid())  # it has begun, and so closed the lock
                 signal.pause()
                 os._exit(0)
             play(run, 1)  # the writer has the lock still
-            os.write(writing, b"%d\n" % worker)
+            os.write(writing, b"played\n")
             signal.pause()
         finally:
             os._exit(1)
-    worker = int(os.read(reading, 20))
+    said = b""
+    while said.count(b"\n") < 2:
+        said += os.read(reading, 40)
+    worker = int(said.replace(b"played\n", b""))
     try:
         with pytest.raises(LedgerError, match="open for writing already"):
             open_run(path, make)
