@@ -46,7 +46,7 @@ CLIPPED, FEW = 2.0, 3
 """A deviation counts for at most this many standard deviations when the level follows. If the median of a few
 deviations, at least so many, is higher, all norms have risen together: the level rises by the median."""
 ANCHOR = 0.02
-"""The level also follows by this part of the mean of what is typical, a round: so it can't get lost."""
+"""In each round the level also moves by this part of the mean of all typical values, which keeps it near."""
 GROWTH = 1.5
 """If sizes differ, clients never drawn follow what was learnt when so many times as many clients have replied
 as the last time."""
@@ -296,8 +296,9 @@ class Beliefs:
 
         Deviations are those of logarithms from what is typical of a client. From its mean, those of skewed
         norms would be below 0 on average once they are clipped, and the level would fall for ever. The gain
-        rises while innovations agree in sign, and falls while they do not. Clients that are drawn when they
-        are large and heard when they are smaller would still draw the level down: the anchor holds it.
+        rises while innovations agree in sign, and falls while they do not. Clients whose norms wander are
+        drawn more often after large ones, so that what is heard next is smaller on average. The anchor keeps
+        the level from following this for ever.
         """
         people, noise = self.people, math.sqrt(self.people.noise_variance)
         rises = x - self.typical[clients]

@@ -405,7 +405,7 @@ def learn(
     """``Beliefs.learn``, with ``center`` and ``learnt`` as above; ``sweep`` is K / M.
 
     ``log_unit`` is added to the feedback: the units stay when clients join or leave.
-    With a guard, ``outliers`` may hold no more of q than ``limit.share_of`` says.
+    With a guard, ``outliers`` may hold no more of q than ``limit.share_of`` says, and do not move the level.
     """
     prior_fields, places, tree_fields, experts, _, _, _, _, _, _ = learnt
     people, prior, ratios = people_array[0], named_prior(prior_fields), ExpertTrees(*tree_fields).ratios
@@ -443,7 +443,7 @@ def learn(
         _weigh_prior(people, weights, log_feedback, p, q, own, varied, sweep)
     for i in range(x.size):
         x[i] = _bounded(x[i] - people.level, LOWEST, HIGHEST)
-    telling = log_feedback > -np.inf  # a zero says nothing about the level, and an outlier is not to
+    telling = log_feedback > -np.inf  # neither a zero nor an outlier says anything about the level
     if outliers.size:
         for i in range(clients.size):
             telling[i] &= position_in(outliers, clients[i]) < 0

@@ -42,7 +42,7 @@ ROUNDING = 1e-9
 CERTAIN = 30.0
 """A client that should have replied this many times is in the window."""
 SKEWED = 1.3
-"""The deviation is at most this multiple of what the upper half says: small norms say little of large."""
+"""The deviation is at most this multiple of what the upper half says: small norms tell little of large."""
 TAIL = 0.13
 """The deviation is raised by this times itself: the largest of a few norms may be far above the others."""
 

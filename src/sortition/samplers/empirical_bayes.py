@@ -153,9 +153,8 @@ class EmpiricalBayesSampler(BaseSampler):
         """Take over what a kernel has learnt; those never drawn follow if they have ``moved``, or are new."""
         reweighted, roster, slope = self._reweighted, self._roster, self._people[0]["slope"]
         reweighted.take_over(count, new_own, share, unseen_log, done)
-        if not self._sizes_differ or not (moved or self._followed < roster.ids):
-            return
-        if slope == 0.0 and not self._apart:
+        alike = slope == 0.0 and not self._apart  # all that were never drawn have one ratio to the prior
+        if alike or not (moved or self._followed < roster.ids):
             return
         own = np.arange(roster.block if moved else max(self._followed, roster.block), roster.ids)
         own = own[roster.present(own)]

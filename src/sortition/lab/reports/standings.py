@@ -24,6 +24,7 @@ MEASURES = {
 }
 """What a table can show."""
 MANY_SEEDS = 8
+"""More seeds than these are not listed."""
 FIRST_TENTH = {"ratio": "early_ratio", "to_uniform": "early_to_uniform"}
 """Measures of all rounds, and the same of the first tenth."""
 
