@@ -80,9 +80,11 @@ class ClientTable(Sequence[ClientSummary]):
         return self._summary(slot)
 
     def most_silent(self, most: int) -> list[ClientSummary]:
-        """At most so many of those that did not reply, most often first; of equals, who replied least."""
+        """At most so many of those that did not reply, by how much more often than all do not."""
         silent = np.flatnonzero(self.failures)
-        order = np.lexsort((silent, self.replies[silent], -self.failures[silent]))
+        asked = self.failures + self.replies
+        more = self.failures - asked * (self.failures.sum() / max(asked.sum(), 1))
+        order = np.lexsort((silent, self.replies[silent], -more[silent]))
         return [self._summary(slot) for slot in silent[order[:most]].tolist()]
 
     def sort(self) -> None:
