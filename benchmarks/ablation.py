@@ -38,17 +38,16 @@ VARIANTS: dict[str, tuple[Value, ...]] = {
     "FORGETTING": (0.25, 0.75),
     "FIRST_NOISE": ((0.1, 2.0), (2.0, 2.0)),
     "LARGEST_DEVIATION": (20.0, 3.0),
-    "LEAST_GAIN": (1.0, 0.1),
-    "GAIN_STEP": (0.05, 0.5),
-    "FEW": (OFF,),
+    "CHANCE": (0.0, 1.0, 4.0, OFF),
+    "ANCHOR": (0.0, 0.1),
     "GROWTH": (OFF, 1.0),
     "REPLIES": ((2.0, 5.0), (2.0, OFF)),
     "LEAST_CHANCE": (1.0, 0.01),
     "LOWEST": (-2.0, -60.0),
 }
-"""TRUST with 1e9: what was learnt is never doubted. SQUARES with 0: mean squares do not count. LEAST_GAIN of
-1: the level follows at once. FEW off: it does not jump. GROWTH off: sizes teach nothing. LEAST_CHANCE of 1:
-silence teaches nothing."""
+"""TRUST with 1e9: what was learnt is never doubted. SQUARES with 0: mean squares do not count. CHANCE of 0:
+the level follows at once; off: never. GROWTH off: sizes teach nothing. LEAST_CHANCE of 1: silence teaches
+nothing."""
 
 
 def run(changes: dict[str, Value], environment: Environment, seed: int, tick: Tick) -> Variance:

@@ -40,11 +40,11 @@ FIRST_NOISE = (0.5, 2.0)
 """The variance of a deviation before any is known, and how many deviations that counts for."""
 LARGEST_DEVIATION = 5.0
 """Bound on a deviation when the noise is estimated."""
-LEAST_GAIN, GAIN_STEP = 0.01, 0.15
-"""The gain of the level, between this and 1, is multiplied by e^(step * product of two innovations)."""
-CLIPPED, FEW = 2.0, 3
-"""A deviation counts for at most this many standard deviations when the level follows. If the median of a few
-deviations, at least so many, is higher, all norms have risen together: the level rises by the median."""
+CLIPPED = 2.0
+"""A deviation counts for at most this many standard deviations when the level follows."""
+CHANCE = 2.0
+"""The level follows by 1 - this / z^2 of the cohort's mean deviation, which is z times its standard error: not
+at all where it may be chance."""
 ANCHOR = 0.02
 """In each round the level also moves by this part of the mean of all typical values, which keeps it near."""
 GROWTH = 1.5
@@ -73,10 +73,6 @@ class Population:
 
     level: float = math.nan
     """The common level that all logarithms are relative to; nan before the first feedback."""
-    log_gain: float = 0.0
-    """Logarithm of the part of an innovation by which the level follows."""
-    innovation: float = 0.0
-    """The last innovation of the level, in standard deviations."""
     log_loss: float = math.nan
     """Logarithm of the running estimate of the variance loss."""
     discovered: float = field(default_factory=lambda: LEAST_SHARE)
@@ -295,23 +291,15 @@ class Beliefs:
         """Move the level by the mean deviation of clients heard before, and return by how much.
 
         Deviations are those of logarithms from what is typical of a client. From its mean, those of skewed
-        norms would be below 0 on average once they are clipped, and the level would fall for ever. The gain
-        rises while innovations agree in sign, and falls while they do not. Clients whose norms wander are
-        drawn more often after large ones, so that what is heard next is smaller on average. The anchor keeps
-        the level from following this for ever.
+        norms would be below 0 on average once they are clipped, and the level would fall for ever. Clients
+        whose norms wander are drawn more often after large ones, so that what is heard next is smaller on
+        average. The anchor keeps the level from following this for ever.
         """
         people, noise = self.people, math.sqrt(self.people.noise_variance)
-        rises = x - self.typical[clients]
-        surprises = np.clip(rises / noise, -CLIPPED, CLIPPED)
-        innovation = float(np.sum(surprises)) / math.sqrt(len(clients))
-        log_gain = people.log_gain + GAIN_STEP * innovation * people.innovation
-        people.log_gain = min(max(log_gain, math.log(LEAST_GAIN)), 0.0)
-        people.innovation = innovation
-        change = math.exp(people.log_gain) * float(np.mean(surprises)) * noise
-        rise = float(np.median(rises))
-        if len(clients) >= FEW and rise > CLIPPED * math.sqrt(2.0) * noise:
-            change = rise
-        change += ANCHOR * people.typicals / people.heard_clients
+        deviations = np.clip((x - self.typical[clients]) / noise, -CLIPPED, CLIPPED)
+        total = float(np.sum(deviations))
+        part = max(1.0 - CHANCE * len(clients) / max(total**2, CHANCE), 0.0)
+        change = part * noise * total / len(clients) + ANCHOR * people.typicals / people.heard_clients
         people.level += change
         return change
 

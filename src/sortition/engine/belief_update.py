@@ -14,11 +14,10 @@ from numba import njit
 
 from sortition.core.beliefs import (
     ANCHOR,
+    CHANCE,
     CLIPPED,
     DISCOVERY,
-    FEW,
     FORGETTING,
-    GAIN_STEP,
     GONE,
     GROWTH,
     HIGHEST,
@@ -26,7 +25,6 @@ from sortition.core.beliefs import (
     LARGEST_BLUR,
     LARGEST_DEVIATION,
     LEAST_CHANCE,
-    LEAST_GAIN,
     LEAST_LOSS,
     LEAST_SHARE,
     LEAST_SPREAD,
@@ -161,27 +159,16 @@ def _weigh_prior(
 def _follow_level(people: Any, seen: Any, slots: IntArray, x: FloatArray, telling: BoolArray) -> float:
     """By how much the level moves, by the clients that are ``telling``: ``Beliefs._follow_level``."""
     noise = math.sqrt(people.noise / people.noise_count)
-    total = 0.0
-    rises = np.empty(slots.size)
-    known = 0
+    total = known = 0.0
     for i in range(slots.size):
         client = seen[slots[i]]
         if telling[i] and client.heard > 0.0:
-            rises[known] = x[i] - client.typical
-            total += _bounded(rises[known] / noise, -CLIPPED, CLIPPED)
-            known += 1
-    if known == 0:
+            total += _bounded((x[i] - client.typical) / noise, -CLIPPED, CLIPPED)
+            known += 1.0
+    if known == 0.0:
         return 0.0
-    innovation = total / math.sqrt(known)
-    log_gain = people.log_gain + GAIN_STEP * innovation * people.innovation
-    people.log_gain = _bounded(log_gain, math.log(LEAST_GAIN), 0.0)
-    people.innovation = innovation
-    change: float = math.exp(people.log_gain) * total / known * noise
-    if known >= FEW:
-        rise = np.median(rises[:known])
-        if rise > CLIPPED * math.sqrt(2.0) * noise:
-            change = rise
-    change += ANCHOR * people.typicals / people.heard_clients
+    part = max(1.0 - CHANCE * known / max(total**2, CHANCE), 0.0)
+    change: float = part * noise * total / known + ANCHOR * people.typicals / people.heard_clients
     people.level += change
     return change
 

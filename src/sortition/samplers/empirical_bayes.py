@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sortition.core.beliefs import (
-    LEAST_GAIN,
     LEAST_SHARE,
     PRIOR_UNIFORM,
     REPLIES,
@@ -239,8 +238,6 @@ LARGEST_LOSS = 1e250
 LIMITS: dict[str, dict[str, Any]] = {
     "level": {"least": -FURTHEST, "most": FURTHEST, "nan": True},  # nan before the first feedback
     "log_loss": {"least": -FURTHEST, "most": FURTHEST, "nan": True},
-    "log_gain": {"least": math.log(LEAST_GAIN), "most": 0.0},
-    "innovation": {"least": -MOST, "most": MOST},
     **{name: {"least": LEAST_SHARE, "most": 1.0} for name in ("discovered", "share")},
     **{name: {"least": 0.0, "most": LARGEST_LOSS} for name in ("learnt_loss", "prior_loss")},
     "squares": {"least": 0.0, "most": SQUARES[1]},
