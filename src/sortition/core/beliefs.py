@@ -43,7 +43,7 @@ LARGEST_DEVIATION = 5.0
 CLIPPED = 2.0
 """A deviation counts for at most this many standard deviations when the level follows."""
 CHANCE = 2.0
-"""The level follows by 1 - this / z^2 of the cohort's mean deviation, which is z times its standard error: not
+"""The level follows by 1 - this / z^2 of a cohort's mean deviation, which is z times its standard error: not
 at all where it may be chance."""
 ANCHOR = 0.02
 """In each round the level also moves by this part of the mean of all typical values, which keeps it near."""
