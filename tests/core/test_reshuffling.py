@@ -42,10 +42,10 @@ def test_any_sequence_of_p_keeps_the_weighted_counts(case: tuple[list[Array], in
         assert np.all((copies * weights)[drawn] >= 0.5 * (1.0 - 1e-9))
         least = np.min(every[:done], axis=0)
         assert np.allclose(counts, done + start.debts - carried.debts, rtol=1e-9, atol=1e-9 / least.min())
-        assert np.all(carried.debts >= -1.0 / least - 1e-6)
+        assert np.all(carried.debts >= -1.5 / least - 1e-6)
         assert np.all(carried.debts <= 0.5 + since + 1e-6)
-        assert np.all(carried.phases > -0.5 - 1e-9)
-        assert carried.phases.sum() == pytest.approx(size / 2)
+        assert np.all(carried.phases > -1.0 - 1e-9)
+        assert carried.phases.sum() == pytest.approx(start.phases.sum())
 
 
 @given(masses=positive(9, 0.1, 1.0), draws=st.integers(1, 20), epochs=st.integers(1, 30), seed=st.integers(0))
@@ -77,7 +77,9 @@ def test_over_the_random_start_every_epoch_is_unbiased() -> None:
             carried = plan.carried
             found[run, epoch] = np.bincount(plan.order, minlength=size)
     for epoch, expected in enumerate(every):
-        errors = np.sqrt(expected % 1.0 * (1.0 - expected % 1.0) / runs) + 1e-3
+        # delta has a deviation of 1 / sqrt(12 size), and moves a copy with the probability |delta| e
+        moved = np.sqrt(2.0 / (12.0 * np.pi * size)) * expected
+        errors = np.sqrt((expected % 1.0 * (1.0 - expected % 1.0) + moved) / runs)
         z = (found[:, epoch].mean(axis=0) - expected) / errors
         assert np.abs(z).max() < 5.0
         assert np.mean(z**2) < 1.3
@@ -101,15 +103,35 @@ def test_equal_masses_are_random_reshuffling_to_the_bit(size: int, seed: int, ep
 
 @given(
     wanted=st.lists(st.floats(-0.5, 9.0), min_size=8, max_size=8).map(np.array),
+    expected=positive(8, 0.01, 3.0),
     more=st.integers(-60, 4),
 )
-def test_whole_copies_are_rounded_at_one_threshold(wanted: Array, more: int) -> None:
-    draws = max(0, int(np.maximum(np.floor(wanted), 0.0).sum()) + more)
-    copies = whole_copies(wanted, draws)
+def test_whole_copies_are_rounded_at_one_threshold(wanted: Array, expected: Array, more: int) -> None:
+    least = np.maximum(np.floor(wanted), 0.0)
+    draws = max(0, int(least.sum()) + more)
+    copies = whole_copies(wanted, expected, draws)
     assert copies.sum() == draws
     assert np.all(copies >= 0)
-    left = wanted - copies
-    assert left.max() <= 1.0 + left[copies > 0].min(initial=np.inf) + 1e-9  # no copy is better elsewhere
+    if 0 <= more <= 8:  # who got one more needed no larger delta than who did not
+        needed = (least + 1.0 - wanted) / expected
+        assert needed[copies > least].max(initial=-np.inf) <= needed[copies == least].min(initial=np.inf)
+
+
+def test_small_expected_copies_are_right_in_every_epoch() -> None:
+    """Down to 1e-4 of a copy, beside some with hundreds: the mean count is 1, by five standard errors."""
+    rng, size, runs = np.random.default_rng(5), 1000, 1500
+    expected = expected_copies(np.exp(3.0 * np.random.default_rng(1).normal(size=size)), size)
+    drawn = np.zeros((4, size))
+    for _ in range(runs):
+        carried = first_carried(expected, rng)
+        for copies in drawn:
+            order, _, carried = plan_epoch(expected, carried, rng)
+            copies += np.bincount(order, minlength=size)
+    for least, most in ((1e-4, 1e-3), (1e-3, 1e-2), (1e-2, 0.1), (0.1, 1.0)):
+        few = (expected >= least) & (expected < most)
+        mean = expected[few].sum()
+        for copies in drawn:
+            assert abs(copies[few].sum() / runs - mean) < 5.0 * np.sqrt(mean / runs) + 0.02 * mean
 
 
 def test_phases_decide_and_not_the_numbers_of_examples() -> None:

@@ -6,12 +6,13 @@ epoch to epoch.
 
 *The phase* :math:`\varphi_i` is what it is owed in copies, uniform in [0, 1) at the start. It gets
 
-.. math:: c_i = \lfloor \varphi_i + e_i + \delta \rfloor, \qquad \varphi_i \leftarrow \varphi_i + e_i - c_i
+.. math:: c_i = \lfloor \varphi_i + (1 + \delta)\,e_i \rfloor, \qquad
+          \varphi_i \leftarrow \varphi_i + e_i - c_i
 
-where :math:`\delta` makes the copies d in all. All copies are shuffled. If all e are 1, each example has one
-copy, and this *is* random reshuffling. For p that do not depend on the draws, and but for :math:`\delta`,
-which is small with many examples, each phase stays uniform: over the random start an example has
-:math:`e_i` copies on average, in every epoch.
+where :math:`\delta` makes the copies d in all; it moves one copy of an example at most. All copies are
+shuffled. If all e are 1, each example has one copy, and this *is* random reshuffling. For p that do not
+depend on the draws, and but for :math:`\delta`, which is small with many examples, each phase stays uniform:
+over the random start an example has :math:`e_i` copies on average, in every epoch.
 
 *The debt* :math:`D_i` is what it is owed in weight: each epoch adds one, and its copies pay. Each of them has
 the weight
@@ -27,15 +28,15 @@ most then, :math:`D_i \leftarrow \min(D_i + 1/2,\ 1/2,\ (\varphi_i - 1/2)/e_i)`.
 So the weighted count of an example after T epochs is T less what it is owed, whatever the sequence of p:
 
 .. math:: \sum_{t \le T} c_i w_i = T + D_i^{(0)} - D_i^{(T)}, \qquad
-          -\frac{1}{\min_t e_i} \le D_i^{(T)} \le \frac12 + \text{the epochs since it was drawn}
+          -\frac{3/2}{\min_t e_i} \le D_i^{(T)} \le \frac12 + \text{the epochs since it was drawn}
 
-The lower bound holds as no phase is below -1/2: the phases sum to half their number, so :math:`\delta` is
-below 1/2.
+The lower bound holds as no phase is below -1: an example gets one copy at most that it is not owed.
 
 *Unbiased given the past* an epoch is not, and can't be: counts with the right mean given the past make a
 martingale, whose error grows with the root of the number of epochs. With random reshuffling, too, the last
 batches of an epoch are known from the first, and the model depends on these. What holds instead is that each
-example counts once an epoch, up to a weight or two, so that errors cancel where steps are small.
+example counts once an epoch, up to a weight or two, so that errors cancel where steps are small. An example
+with e = 1/2 is drawn in every second epoch: step sizes should not go up and down with such a period.
 """
 
 from __future__ import annotations
@@ -80,29 +81,33 @@ def expected_copies(masses: FloatArray, num_draws: int) -> FloatArray:
     return np.asarray(relative * (num_draws / relative.sum()))
 
 
-def whole_copies(wanted: FloatArray, num_draws: int) -> IntArray:
-    r"""The whole numbers :math:`\max(0, \lfloor x + \delta \rfloor)` whose sum is ``num_draws``.
+def whole_copies(wanted: FloatArray, expected: FloatArray, num_draws: int) -> IntArray:
+    r"""The whole numbers :math:`\max(0, \lfloor x + \delta e \rfloor)` whose sum is ``num_draws``.
 
-    >>> whole_copies(np.array([0.9, 1.2, 2.4]), num_draws=4).tolist()
+    In proportion to e: if all were moved by the same, examples with a small e would be drawn far too often.
+
+    >>> whole_copies(np.array([0.9, 1.2, 2.4]), np.ones(3), num_draws=4).tolist()
     [1, 1, 2]
-    >>> whole_copies(np.array([0.9, 1.2, 2.4]), num_draws=2).tolist()
-    [0, 0, 2]
+    >>> whole_copies(np.array([0.9, 1.2, 2.4]), np.array([0.1, 1.0, 2.0]), num_draws=4).tolist()
+    [0, 1, 3]
     """
     copies = np.maximum(np.floor(wanted), 0.0).astype(np.int64)
     while missing := num_draws - int(copies.sum()):
         if missing > 0:
             number = min(missing, len(copies))
-            copies[np.argpartition(copies - wanted, number - 1)[:number]] += 1
+            needed = (copies + 1 - wanted) / expected
+            copies[np.argpartition(needed, number - 1)[:number]] += 1
         else:
             some = np.flatnonzero(copies)
             number = min(-missing, len(some))
-            copies[some[np.argpartition((wanted - copies)[some], number - 1)[:number]]] -= 1
+            owed = (wanted - copies)[some] / expected[some]
+            copies[some[np.argpartition(owed, number - 1)[:number]]] -= 1
     return copies
 
 
 def first_carried(expected: FloatArray, generator: np.random.Generator) -> Carried:
-    """Phases (k + 1/2)/n in a random order, which sum to n/2, and the debts that belong to them."""
-    phases = (generator.permutation(len(expected)) + 0.5) / len(expected)
+    """Phases (k + u)/n in a random order, u uniform, and the debts that belong to them."""
+    phases = (generator.permutation(len(expected)) + generator.random()) / len(expected)
     return Carried(phases, (phases - 0.5) / expected)
 
 
@@ -120,7 +125,7 @@ def plan_epoch(expected: FloatArray, carried: Carried, generator: np.random.Gene
     if np.all(expected == 1.0):  # random reshuffling, whatever the phases
         copies = np.ones(len(expected), dtype=np.int64)
     else:
-        copies = whole_copies(wanted, round(float(expected.sum())))
+        copies = whole_copies(wanted, expected, round(float(expected.sum())))
     left = wanted - copies
     usual = (left - 0.5) / expected
     least = np.minimum(np.minimum(debts, 0.0) + LEAST_COUNT, usual)

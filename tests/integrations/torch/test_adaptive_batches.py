@@ -27,6 +27,7 @@ from sortition.core.square_means import LEAST_SHARE  # noqa: E402
 from sortition.integrations.torch import AdaptiveBatchSampler, TicketLoader  # noqa: E402
 from tests.helpers import Array  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore:no norms were observed")  # most tests only draw
 DataLoader, TensorDataset = torch.utils.data.DataLoader, torch.utils.data.TensorDataset
 N, B = 23, 4
 NORMS = 1.0 + np.arange(N) ** 1.5 / 10.0
@@ -188,14 +189,16 @@ def test_the_mean_of_halves_is_taken_in_single_precision() -> None:
 
 
 def test_a_prior_is_the_start_and_what_is_shrunk_to() -> None:
-    prior = NORMS / NORMS.sum()
-    sampler = make(prior=prior)
+    """With a tenth of uniform draws."""
+    given_prior = NORMS / NORMS.sum()
+    sampler = make(prior=given_prior)
+    prior = 0.9 * given_prior + 0.1 / N
     assert sampler.probabilities() == pytest.approx(prior)
-    for _ in range(3):  # norms in proportion to the prior confirm it
-        for _, weights in epoch(sampler):
+    for _ in range(3):  # norms in proportion to it confirm it
+        for _, weights in epoch(sampler, prior):
             assert len(weights) <= B
         assert sampler.probabilities() == pytest.approx(prior)
-    other = make(prior=prior)
+    other = make(prior=given_prior)
     for _ in range(8):
         epoch(other, np.ones(N))
     assert np.abs(other.probabilities() - 1 / N).max() < np.abs(prior - 1 / N).max()
@@ -221,7 +224,7 @@ def test_a_prior_may_be_a_tensor_in_single_precision() -> None:
     single = torch.rand(100_000, requires_grad=True) + 1.0
     sampler = AdaptiveBatchSampler(100_000, 32, prior=single / single.sum())
     exact = single.detach().double().numpy()
-    assert sampler.probabilities() == pytest.approx(exact / exact.sum(), rel=1e-6)
+    assert sampler.probabilities() == pytest.approx(0.9 * exact / exact.sum() + 0.1 / 100_000, rel=1e-6)
     assert sampler.probabilities().sum() == pytest.approx(1.0, abs=1e-12)
 
 
@@ -525,11 +528,11 @@ def test_an_epoch_that_was_loaded_can_be_left_before_it_begins() -> None:
 @pytest.mark.parametrize("stop", [0, 1, 3, 6])
 def test_resume_in_mid_epoch_is_the_unbroken_run_to_the_bit(workers: int, stop: int) -> None:
     def train(batches: TicketLoader, most: int | None = None) -> list[Any]:
-        got = []
+        got = list[Any]()
         for pair in islice(batches, most):
             pair[1].observe(NORMS[pair[1].examples])
-            got.append(pair)
-        return given(got)
+            got += given([pair])
+        return got
 
     unbroken, broken = loader(make()), loader(make(), workers)
     train(unbroken)
@@ -622,12 +625,12 @@ def test_stateful_dataloader_resumes(workers: int, stop: int) -> None:
         return TicketLoader(stateful.StatefulDataLoader(DATA, batch_sampler=make(), num_workers=workers))
 
     def train(batches: TicketLoader, most: int | None = None) -> list[Any]:
-        got = []
+        got = list[Any]()
         for pair in islice(batches, most):
             assert pair[0][0].tolist() == pair[1].examples.tolist()
             pair[1].observe(NORMS[pair[1].examples])
-            got.append(pair)
-        return given(got)
+            got += given([pair])
+        return got
 
     unbroken, broken, resumed = build(), build(), build()
     train(unbroken)
@@ -752,20 +755,75 @@ def test_who_learns_nothing_from_an_epoch_need_not_weigh_it(late: bool) -> None:
 
 @pytest.mark.parametrize("use", ["mean", "weights", "nothing"])
 def test_who_learns_without_weighing_is_told_once(use: str) -> None:
+    """When the loop has ended, so that it is not too late to know in a run of two epochs."""
     batches = loader(make())
-    for _ in range(2):  # the second epoch has unequal weights
-        for (values,), ticket in batches:
-            ticket.observe(NORMS[ticket.examples])
-            if use == "mean":
-                ticket.mean(values.double())
-            if use == "weights":
-                assert len(ticket.weights) == len(values)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
+        for _ in range(2):  # the second epoch has unequal weights
+            for (values,), ticket in batches:
+                ticket.observe(NORMS[ticket.examples])
+                if use == "mean":
+                    ticket.mean(values.double())
+                if use == "weights":
+                    assert len(ticket.weights) == len(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         list(batches)
         list(batches)  # nothing was learnt from the third
     wanted = ["the losses of epoch 1 were not weighed"] if use == "nothing" else []
     assert [str(one.message).split(":")[0] for one in said] == wanted
+
+
+@pytest.mark.filterwarnings("default:no norms")
+@pytest.mark.parametrize("tickets", [False, True])
+def test_who_observes_nothing_is_told_once(tickets: bool) -> None:
+    """After the first epoch; a look at one batch is no epoch."""
+    sampler = make()
+    batches = loader(sampler) if tickets else sampler
+    next(iter(batches))
+    sampler = make()
+    batches = loader(sampler) if tickets else sampler
+    with pytest.warns(UserWarning, match="no norms were observed in the first epoch") as said:
+        [list(batches) for _ in range(3)]
+    assert len(said) == 1
+
+
+# Epochs that were not used ------------------------------------------------------------------------------
+
+
+def counts_with(between: Callable[[TicketLoader], object], epochs: int = 50) -> np.ndarray:
+    """How much 200 examples count for an epoch, half of them with e = 1/2, and half with 3/2."""
+    size = 200
+    prior = np.where(np.arange(size) < size // 2, 0.5, 1.5) / size
+    prior = (prior - 0.1 / size) / 0.9  # a tenth of uniform draws is mixed in
+    sampler, counts = AdaptiveBatchSampler(size, 10, prior=prior), np.zeros(size)
+    batches = TicketLoader(DataLoader(TensorDataset(torch.zeros(size)), batch_sampler=sampler))
+    for _ in range(epochs):
+        for _, ticket in batches:
+            np.add.at(counts, ticket.examples, ticket.weights)
+        between(batches)
+    return counts / epochs
+
+
+@pytest.mark.parametrize("between", [lambda batches: next(iter(batches)), list], ids=["look", "evaluation"])
+def test_epochs_that_are_not_used_leave_no_trace(between: Callable[[TicketLoader], object]) -> None:
+    """A look at one batch, or an evaluation, after every epoch: all counts are as without."""
+    counts = counts_with(between)
+    assert np.abs(counts - 1.0).max() < 2.0 * 2.0 / 50 + 1e-9  # two weights of an example with e = 1/2
+
+
+def test_epochs_that_are_used_in_part_miss_examples_at_random() -> None:
+    """A batch that is weighed, after every epoch: no example is left out, or drawn twice as often."""
+
+    def one_more(batches: TicketLoader) -> None:
+        for _, ticket in batches:
+            assert len(ticket.weights)
+            break
+
+    counts = counts_with(one_more)
+    # fresh starts: each epoch counts for 0 or 2 with e = 1/2, a deviation of 1 / sqrt(50)
+    assert np.abs(counts - 1.0).max() < 4.5 / np.sqrt(50)
+    assert counts[:100].mean() == pytest.approx(1.0, abs=0.02)
 
 
 # The last batch -----------------------------------------------------------------------------------------
@@ -868,9 +926,9 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "epochs_begun": lambda state: -1,
     "position": lambda state: 7,
     "phases": lambda state: state["phases"] + 0.1,
-    "debts": lambda state: state["debts"] - 7.0,
-    "means": lambda state: -state["means"],
-    "visits": lambda state: state["visits"][:-1],
+    "debts": lambda state: state["debts"] - 12.0,
+    "means": lambda state: state["means"] + 1e300,
+    "visits": lambda state: state["visits"].bfloat16(),
     "evidence": lambda state: state["evidence"] - 9.0,
     "moments": lambda state: state["moments"] / 0.0,
     "heard_examples": lambda state: state["heard_examples"] + N,

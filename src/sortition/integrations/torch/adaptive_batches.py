@@ -28,11 +28,15 @@ from sortition.integrations.torch.last_layer import PRECISE
 Norms: TypeAlias = Tensor | ArrayLike
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
-STATE_VERSION = 5
+STATE_VERSION = 6
 LARGEST_SEED = 2**64 - 1
 LARGEST_EPOCH = 2**40
 PARTITION = 2**62
 """The index of the generator that deals the examples to the ranks; epochs have lower ones, starts higher."""
+PRIOR_UNIFORM = 0.1
+"""Share of a given prior that is made uniform: it bounds the weights, and a wrong prior can be unlearnt."""
+FURTHEST_PHASE = 8.0
+"""Phases are between -1 and 2, but for what many epochs of other p may add."""
 LARGEST = 1e120
 """Larger norms count as this: the sum of their squares must be finite."""
 SUM_TOLERANCE = 1e-5
@@ -66,7 +70,23 @@ class EpochPlan:
     """Whether anybody asked for the weights of a batch."""
     heard: bool = False
     """Whether norms of a batch were observed."""
+    told: bool = False
+    """Whether it was said that none were."""
+    ticketed: bool = False
+    """Whether anybody asked for tickets."""
+    used_before: bool = False
+    """Whether batches before the first were used."""
     _shares: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
+
+    @property
+    def used(self) -> bool:
+        """Whether any batch was trained on: weighed or observed, or in a loop without tickets."""
+        return self.weighed or self.heard or self.used_before or not self.ticketed
+
+    @property
+    def reached(self) -> int:
+        """How many batches were given, from the beginning of the epoch."""
+        return self.given if self.given > self.first else self.asked
 
     def batch(self, position: int) -> slice:
         """Where the draws of a batch are."""
@@ -120,12 +140,16 @@ class BatchTicket:
     def mean(self, losses: Tensor) -> Tensor:
         """The weighted mean of the batch, an estimate of the plain mean over all examples.
 
-        Over the random start it is unbiased for p that do not depend on the draws. Given the past it is not,
-        as with a plain shuffle, whose last batch is known before it comes. What holds for any p: an example's
-        weights up to an epoch sum to the number of epochs less what it is owed (``core.reshuffling``).
+        Over the random start the copies of an example have the right mean in every epoch, for p that do not
+        depend on the draws and but for rounding, which is small with many examples. Given the past they have
+        not, as with a plain shuffle, whose last batch is known before it comes. What holds for any p: an
+        example's weights up to an epoch sum to the number of epochs less what it is owed
+        (``core.reshuffling``).
 
         ``losses`` is one for each example of the batch, as ``reduction="none"`` gives them. The mean is taken
-        in float32 at least, also within ``torch.autocast``.
+        in float32 at least, also within ``torch.autocast``. It is over all examples: where torch divides by
+        the number of targets that are not ignored, or by the sum of class weights, multiply it by the number
+        of examples over that number, or that sum, of the whole data set.
         """
         given: object = losses
         if not (
@@ -152,7 +176,8 @@ class BatchTicket:
         """
         if self._observed:
             raise CohortError(
-                f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already"
+                f"ticket of batch {self.position} of epoch {self.epoch} has had its feedback already; of "
+                "several losses observe the norm of their sum, once"
             )
         if self._plan.loads != self._sampler._loads:
             raise CohortError(
@@ -226,13 +251,14 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     it did not know. It is 0.15 at least, so without a ``prior`` no :math:`1 / (n p_i)` is above 1 / 0.15.
 
     With ``drop_last`` an epoch has whole batches only; examples that had no place come first in the next one.
-    An epoch that is left counts as planned: what was not given is missing at random, as with a plain shuffle,
-    and a look at one batch does not disturb the shuffle that follows.
+    An epoch of which nothing was weighed or observed, such as a look at one batch, leaves no trace. After one
+    that was used in part, what is carried is dealt anew at random: what was not given is missing at random.
 
     ``prior`` is a distribution over the examples to start from and to shrink to, such as known row norms over
-    their sum. With ``groups``, the label of each example's group (its source, user or language), all examples
-    of a group share what is learnt: for data whose single examples are seen too rarely, or can't be addressed
-    (the dataset's ``__getitem__`` may then give any example of the group). Neither changes the objective.
+    their sum; a tenth of uniform draws is mixed in, so that no :math:`1 / (n p_i)` is above 67. With
+    ``groups``, the label of each example's group (its source, user or language), all examples of a group
+    share what is learnt: for data whose single examples are seen too rarely, or can't be addressed (the
+    dataset's ``__getitem__`` may then give any example of the group). Neither changes the objective.
 
     Each process of several has its own ``rank`` below ``num_replicas``; both come from ``torch.distributed``
     if it is initialised. The examples are dealt to the ranks once, at random by ``seed``, which must be the
@@ -270,6 +296,11 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             num_replicas = world[0] if world else 1
         if rank is None:
             rank = world[1] if world else 0
+        if hasattr(num_examples, "__getitem__"):
+            raise ConfigurationError(
+                "num_examples must be a whole number, such as len(dataset), "
+                f"got {type(num_examples).__name__}"
+            )
         self.num_examples = whole_number("num_examples", num_examples, least=1)
         self.batch_size = whole_number("batch_size", batch_size, least=1)
         self.num_replicas = whole_number("num_replicas", num_replicas, least=1, most=self.num_examples)
@@ -303,17 +334,18 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             "prior": _fingerprint(masses),
             "groups": _fingerprint(units),
         }
-        self._prior = np.ones(self.num_examples) if masses is None else self.num_examples * masses  # n pi
+        self._prior = np.ones(self.num_examples)  # n pi
+        if masses is not None:
+            self._prior = (1.0 - PRIOR_UNIFORM) * self.num_examples * masses + PRIOR_UNIFORM
         self._units = np.arange(self.num_examples) if units is None else units
         sizes = np.bincount(self._units[self._shard], self._prior[self._shard], int(self._units.max()) + 1)
         self._beliefs = SquareMeans(sizes / sizes.sum(), self._draws)
         self._heard = _nothing_heard()
         self._moments = np.zeros(3)  # of the epoch before
-        start = self._generator.of_round(PARTITION + 1 + self.rank)
-        self._carried = first_carried(self._expected_copies(self._beliefs), start)
         self._loads = 0
-        self._epoch, self._position = -1, len(self)
+        self._epoch, self._position, self._used = -1, len(self), False
         self._plan: EpochPlan | None = None
+        self._carried = self._dealt()
 
     # An epoch ----------------------------------------------------------------------------------------
 
@@ -348,8 +380,20 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         if self._plan is None and self._position < len(self):
             self._plan_again()
         if self._plan is not None:
-            self._warn_if_not_weighed()
-            self._carried, self._position, self._plan = self._plan.carried, len(self), None
+            self._warn_if_misused()
+            self._carried, self._position = self._carried_on(self._plan, self._plan.reached), len(self)
+            self._plan, self._used = None, False
+
+    def _carried_on(self, plan: EpochPlan, reached: int) -> Carried:
+        """What an epoch of which so many batches were given leaves to the next one."""
+        if not plan.used:
+            return self._carried
+        return plan.carried if reached == len(self) else self._dealt()
+
+    def _dealt(self) -> Carried:
+        """Dealt at random, for what was learnt when the epoch was planned."""
+        start = self._generator.of_round(PARTITION + 1 + (self._epoch + 1) * self.num_replicas + self.rank)
+        return first_carried(self._expected_copies(self._beliefs), start)
 
     def tickets(self) -> Iterator[BatchTicket]:
         """The tickets of the epoch that was begun last, in the order of its batches.
@@ -359,6 +403,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         plan = self._plan
         if plan is None:
             raise CohortError("tickets are there once the first batch of an epoch was asked for")
+        plan.ticketed = True
         for position in range(plan.first, len(self)):
             batch = plan.batch(position)
             yield BatchTicket(plan.epoch, position, plan.examples[batch], plan, self)
@@ -401,7 +446,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             self.leave()
             self._moments = self._last_moments()
             self._beliefs, self._heard = self._learnt(), _nothing_heard()
-            self._epoch, self._position = self._epoch + 1, 0
+            self._epoch, self._position, self._used = self._epoch + 1, 0, False
         return self._plan_again()
 
     def _plan_again(self) -> EpochPlan:
@@ -414,6 +459,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         self._plan = EpochPlan(
             self._epoch, first, examples, weights, self.batch_size, self._loads, carried, first, first
         )
+        self._plan.used_before = self._used
         return self._plan
 
     def _check_world(self) -> None:
@@ -425,15 +471,25 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
                 f"{(self.num_replicas, self.rank)}: build the sampler after init_process_group, or give both"
             )
 
-    def _warn_if_not_weighed(self) -> None:
-        """Whoever learns from an epoch of unequal draws must have weighed it."""
+    def _warn_if_misused(self) -> None:
+        """Whoever learns from an epoch of unequal draws must have weighed it; and somebody should learn."""
         plan = self._plan
-        if plan is not None and plan.heard and not plan.weighed and np.ptp(plan.weights) > SUM_TOLERANCE:
+        if plan is None:
+            return
+        if plan.heard and not plan.weighed and np.ptp(plan.weights) > SUM_TOLERANCE:
             plan.weighed = True  # said once
             warnings.warn(
                 f"the losses of epoch {plan.epoch} were not weighed: examples that are drawn more often "
                 "count for more; use ticket.mean(losses), or ticket.weights",
-                stacklevel=2,
+                stacklevel=3,
+            )
+        to_the_end = plan.first == 0 and plan.asked == len(self)
+        if plan.epoch == 0 and to_the_end and not plan.heard and not plan.told:
+            plan.told = True
+            warnings.warn(
+                "no norms were observed in the first epoch, so that nothing is learnt; loop over a "
+                "TicketLoader, and call ticket.observe(norms) in every step",
+                stacklevel=3,
             )
 
     def _expected_copies(self, beliefs: SquareMeans) -> FloatArray:
@@ -469,13 +525,16 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _state(self, position: int) -> dict[str, Any]:
         """With what is carried to the epoch or, if it is over, to the next one."""
         examples, weights, norms = self._heard.read()
-        carried = self._carried if self._plan is None or position < len(self) else self._plan.carried
+        plan, carried = self._plan, self._carried
+        if plan is not None and position == len(self):
+            carried = self._carried_on(plan, position)
         return {
             "kind": type(self).__name__,
             "version": STATE_VERSION,
             **{f"config.{name}": value for name, value in self._settings.items()},
             "epochs_begun": self._epoch + 1,
             "position": position,
+            "used": int(self._used if plan is None else plan.used),
             "phases": torch.from_numpy(carried.phases),
             "debts": torch.from_numpy(carried.debts),
             "means": torch.from_numpy(self._beliefs.means),
@@ -497,10 +556,7 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             raise StateError(
                 f"state must be a mapping, as state_dict gives it, got {type(state_dict).__name__}"
             )
-        state = {
-            name: value.cpu().numpy() if isinstance(value, Tensor) else value
-            for name, value in state_dict.items()
-        }
+        state = {name: _numpy_of(name, value) for name, value in state_dict.items()}
         wanted = {"kind": type(self).__name__, "version": STATE_VERSION}
         wanted |= {f"config.{name}": value for name, value in self._settings.items()}
         for name, value in wanted.items():
@@ -524,29 +580,35 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
             array(state, f"heard_{name}", np.float64, examples.shape) for name in ("weights", "norms")
         )
         carried = self._checked_carried(state, epochs)
-        for name, values in {"means": means, "visits": visits, "moments": moments}.items():
-            check(name, values, (values >= 0.0) & (values < np.inf), "finite and not negative")
+        for name, values, most in (
+            ("means", means, 1.01 * LARGEST**2),
+            ("visits", visits, float(LARGEST_EPOCH * self._draws)),
+            ("moments", moments, 1e10 * LARGEST**2),
+        ):
+            check(name, values, (values >= 0.0) & (values <= most), f"from 0 to {most}")
         check("evidence", evidence, np.isfinite(evidence) & ([True, evidence[1] >= 0.0]), "finite numbers")
         check("heard_weights", weights, (weights > 0.0) & (weights <= LARGEST), "finite and above 0")
         check("heard_norms", norms, ~(norms < 0.0) & ~np.isinf(norms), "finite and not negative, or nan")
         check("heard_examples", examples, np.isin(examples, self._shard), "examples of this sampler")
+        used = count(state, "used") > 0
         self._beliefs.means, self._beliefs.visits, self._beliefs.evidence = means, visits, evidence
         self._moments, self._heard = moments, Feedback(examples, weights, norms)
         self._carried = carried
         self._loads += 1
         self._epoch, self._position, self._plan = epochs - 1, position, None
+        self._used = used
 
     def _checked_carried(self, state: Mapping[str, Any], epochs: int) -> Carried:
         """Within the bounds of ``core.reshuffling``, with the least expected copies that p can have."""
         shape = self._shard.shape
         phases, debts = (array(state, name, np.float64, shape) for name in ("phases", "debts"))
         size = len(self._shard)
-        check("phases", phases, (phases > -1.0) & (phases < size), f"between -1 and {size}")
-        if abs(phases.sum() - 0.5 * size) > SUM_TOLERANCE * size:
-            raise StateError(f"phases must sum to {0.5 * size}, half their number, got {phases.sum()}")
-        most = 1.0 / (LEAST_SHARE * expected_copies(self._prior[self._shard], self._draws))
+        check("phases", phases, np.abs(phases) <= FURTHEST_PHASE, f"at most {FURTHEST_PHASE} from 0")
+        if abs(phases.sum() - 0.5 * size) > 0.5 + SUM_TOLERANCE * size:
+            raise StateError(f"phases must sum to about {0.5 * size}, half their number, got {phases.sum()}")
+        most = 1.5 / (LEAST_SHARE * expected_copies(self._prior[self._shard], self._draws))
         inside = (debts >= -1.01 * most) & (debts <= most + epochs)
-        check("debts", debts, inside, "at least -1 / least n p, and at most that and the epochs")
+        check("debts", debts, inside, "at least -3/2 / least n p, and at most that and the epochs")
         return Carried(phases, debts)
 
     def __repr__(self) -> str:
@@ -558,8 +620,9 @@ class TicketLoader:
     """A ``DataLoader`` that gives each batch its ticket: ``for batch, ticket in TicketLoader(loader)``.
 
     ``loader`` must have an ``AdaptiveBatchSampler`` as its ``batch_sampler``; workers and their prefetching
-    change nothing. An epoch that was not run to its end is left by the next ``for``, without a trace but what
-    was learnt. A loop that was left so can't go on: it raises a CohortError when it asks for its next batch.
+    change nothing. An epoch that was not run to its end is left by the next ``for``. A loop that was left so
+    can't go on: it raises a CohortError when it asks for its next batch. Evaluate with a loader of its own:
+    each loop over this one is an epoch.
 
     Each loop of a ``DataLoader`` draws a seed for its workers from torch's global generator, a resumed loop
     once more: give it a ``generator=`` of its own if a model with dropout must resume to the bit.
@@ -574,8 +637,9 @@ class TicketLoader:
         sampler = getattr(loader, "batch_sampler", None)
         if not isinstance(sampler, AdaptiveBatchSampler):
             raise ConfigurationError(
-                "loader must be a DataLoader whose batch_sampler is an AdaptiveBatchSampler, "
-                f"got {type(loader).__name__} with {type(sampler).__name__}"
+                "loader must be DataLoader(dataset, batch_sampler=...) with an AdaptiveBatchSampler, and "
+                "without batch_size, shuffle and sampler, "
+                f"got {type(loader).__name__} with {type(sampler).__name__} as its batch_sampler"
             )
         size = len(loader.dataset) if hasattr(loader.dataset, "__len__") else sampler.num_examples
         if size != sampler.num_examples:
@@ -607,6 +671,7 @@ class TicketLoader:
             yield batch, ticket
             if ticket._plan.given < len(self):
                 self.sampler._check_plan(ticket._plan)
+        self.sampler._warn_if_misused()
 
     @property
     def epochs_done(self) -> int:
@@ -634,7 +699,10 @@ class TicketLoader:
         self.sampler.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the sampler at the last batch that was given, whatever the workers have asked for since."""
+        """That of the sampler at the last batch that was given, whatever the workers have asked for since.
+
+        Tickets that wait for their feedback are lost: observe them before.
+        """
         return self.sampler._state(self._position())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -656,6 +724,14 @@ def _world() -> tuple[int, int] | None:
 def _as_numpy(values: Norms) -> ArrayLike:
     """A tensor of any device and type as float64; anything else as it is."""
     return values.detach().cpu().double().numpy() if isinstance(values, Tensor) else values
+
+
+def _numpy_of(name: str, value: Any) -> Any:
+    """A tensor of a state as an array; anything else as it is."""
+    try:
+        return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    except TypeError:  # a type that numpy does not have
+        raise StateError(f"state has {name} of type {value.dtype}, which no state_dict gives") from None
 
 
 def _checked_prior(prior: ArrayLike, num_examples: int) -> FloatArray:

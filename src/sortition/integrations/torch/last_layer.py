@@ -75,9 +75,10 @@ def last_layer_norms(
             f"logits must have {least if softmax else 'one output at least'}, got shape {tuple(shape)}"
         )
     if rows[0] != shape[0] if classes else rows != shape:
-        either = f"classes of shape ({shape[0]},) or probabilities" if softmax else "numbers"
+        either = f"whole numbers of shape ({shape[0]},) or probabilities" if softmax else "numbers"
         raise ConfigurationError(
-            f"targets must be {either} of shape {tuple(shape)}, got {targets.dtype} of shape {tuple(rows)}"
+            f"targets must be {either} of shape {tuple(shape)}, as the logits have it, "
+            f"got {targets.dtype} of shape {tuple(rows)}"
         )
     if features is not None and (features.ndim != 2 or features.shape[0] != shape[0]):
         raise ConfigurationError(
