@@ -41,7 +41,6 @@ from sortition.engine.norm_window import (
     MANY,
     NORMAL_DECILE,
     OUTLIER,
-    REMEMBERED,
 )
 
 LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
@@ -76,19 +75,14 @@ class GuardState:
         for name in norm_window.SETTINGS:
             value = getattr(guard, name)
             self._bounds[name] = math.log(value) if name.endswith("factor") else value
-        self._window = np.zeros(REMEMBERED, dtype=ENTRY)
-        norm_window.judge(self._bounds, self._window)
-        self._outliers = np.zeros(0, dtype=OUTLIER)
+        self._window: Any = np.zeros(0, dtype=ENTRY)
+        norm_window.judge_window(self._bounds, self._window)
+        self._outliers: Any = np.zeros(0, dtype=OUTLIER)
         self._weighed: tuple[PriorMasses, IntArray, FloatArray] | None = None
         self._hits: Hits = {}
         self._first: Replies = []  # too few to judge by
         self._left = False  # whether clients have left
         self._begun = False
-
-    @property
-    def _entries(self) -> Any:
-        """The window as far as it is filled."""
-        return self._window[: self._bounds["size"][0]]
 
     @property
     def norm_bound(self) -> float:
@@ -98,7 +92,7 @@ class GuardState:
     def norm_bound_with(self, cohort: Cohort, norms: FloatArray) -> float:
         """``norm_bound`` after these replies were judged; nothing is remembered."""
         bounds = self._bounds.copy()
-        self._remember(bounds, self._window.copy(), self._outliers.copy(), cohort, norms)
+        self._remember(bounds, self._outliers.copy(), cohort, norms)
         return _exp(bounds["update"][0])
 
     @property
@@ -111,12 +105,11 @@ class GuardState:
         """The clients that are outliers, ascending."""
         return np.ascontiguousarray(self._outliers["client"])
 
-    @staticmethod
     def _remember(
-        bounds: Any, window: Any, outliers: Any, cohort: Cohort, norms: FloatArray
-    ) -> tuple[bool, bool, Any]:
-        found: tuple[bool, bool, Any] = norm_window.remember(
-            bounds, window, outliers, cohort.clients, cohort.counts, cohort.weights, norms
+        self, bounds: Any, outliers: Any, cohort: Cohort, norms: FloatArray
+    ) -> tuple[Any, Any, bool, bool]:
+        found: tuple[Any, Any, bool, bool] = norm_window.remember(
+            bounds, self._window, outliers, cohort.clients, cohort.counts, cohort.weights, norms
         )
         return found
 
@@ -127,9 +120,9 @@ class GuardState:
         enough, they are judged; if lies were among them, or clients have left, all are learnt again, clipped.
         """
         before = self._outliers
-        clip, others, now = self._remember(self._bounds, self._window, before, cohort, norms)
+        self._window, self._outliers, others, clip = self._remember(self._bounds, before, cohort, norms)
         if others:
-            self._outliers, self._weighed = now, None
+            self._weighed = None
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if clip else norms)]
         self._first.append((cohort, norms.copy()))
@@ -161,7 +154,7 @@ class GuardState:
         """``norms``, clipped by their own bound; nothing is remembered."""
         bounds, above_zero = self._bounds.copy(), norms[norms > 0.0]
         if len(above_zero):
-            norm_window.judge_alone(bounds, np.log(above_zero))
+            norm_window.judge(bounds, np.sort(np.log(above_zero)), np.ones(len(above_zero)))
         return np.minimum(norms, _exp(bounds["clip"][0])) if len(above_zero) else norms
 
     def limited(self, distribution: Distribution, client_weights: Roster) -> Distribution:
@@ -195,8 +188,8 @@ class GuardState:
 
     def forget(self, clients: IntArray) -> None:
         """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
-        stay = self._entries[~among(self._entries["client"], clients)]
-        self._set_window(stay, self._bounds["replies"][0])
+        self._window = self._window[~among(self._window["client"], clients)]
+        norm_window.judge_window(self._bounds, self._window)
         self._outliers = self._outliers[~among(self._outliers["client"], clients)]
         self._weighed, self._left = None, True
         here = [~among(cohort.clients, clients) for cohort, _ in self._first]
@@ -204,15 +197,10 @@ class GuardState:
             (c.only(which), told[which]) for (c, told), which in zip(self._first, here, strict=True)
         ]
 
-    def _set_window(self, entries: Any, replies: int) -> None:
-        self._window[: len(entries)] = entries
-        self._bounds["size"], self._bounds["replies"] = len(entries), replies
-        norm_window.judge(self._bounds, self._window)
-
     def clients(self) -> IntArray:
         """All whose norms it remembers; some more than once."""
         first = (cohort.clients for cohort, _ in self._first)
-        return np.concatenate([self._entries["client"], self.outliers, *first])
+        return np.concatenate([self._window["client"], self.outliers, *first])
 
     def state(self) -> dict[str, Any]:
         """All that the guard remembers."""
@@ -228,7 +216,7 @@ class GuardState:
             "guard.first_told": np.concatenate([np.zeros((3, 0)), *told], axis=1),
             "guard.replies": int(self._bounds["replies"][0]),
             "guard.trend": float(self._bounds["trend"][0]),
-            **{f"guard.window_{name}": self._entries[name].copy() for name in ENTRY.names or ()},
+            **{f"guard.window_{name}": self._window[name].copy() for name in ENTRY.names or ()},
             **{f"guard.outlier_{name}": self._outliers[name].copy() for name in OUTLIER.names or ()},
             "guard.suspects": np.array(list(self._hits), dtype=np.int64),
             "guard.hits": np.array([hits for hits, _ in self._hits.values()], dtype=np.int64),
@@ -242,8 +230,8 @@ class GuardState:
             raise StateError(f"state has 'guard.replies' = {replies}; at most {MOST_REPLIES} are possible")
         window, outliers = _records(state, "guard.window_", ENTRY), _records(state, "guard.outlier_", OUTLIER)
         clients, before, rates = window["client"], window["before"], window["rate"]
-        if len(clients) > REMEMBERED or len(np.unique(clients)) < len(clients):
-            raise StateError(f"state has 'guard.window_client' twice, or more than {REMEMBERED} of them")
+        if len(np.unique(clients)) < len(clients):
+            raise StateError("state has 'guard.window_client' twice")
         check("guard.window_client", clients, (clients >= 0) & (clients < ids), f"from 0 to {ids - 1}")
         check("guard.window_before", before, (before >= 0) & (before < replies), f"from 0 to {replies - 1}")
         check("guard.window_rate", rates, (rates > 0.0) & np.isfinite(rates), "finite and above 0")
@@ -258,8 +246,9 @@ class GuardState:
         check("guard.window_log", logs, right, "ascending logarithms of doubles")
         check("guard.outlier_log", means, np.abs(means) <= -LOWEST_LOG, "logarithms of doubles")
         guard._bounds["trend"] = number(state, "guard.trend", least=-LARGEST_TREND, most=LARGEST_TREND)
-        guard._set_window(window, replies)
-        guard._outliers = outliers
+        guard._bounds["replies"] = replies
+        guard._window, guard._outliers = window, outliers
+        norm_window.judge_window(guard._bounds, window)
         guard._hits = hits_in(state)
         suspects = np.array(list(guard._hits), dtype=np.int64)
         check("guard.suspects", suspects, (suspects >= 0) & (suspects < ids), f"from 0 to {ids - 1}")
