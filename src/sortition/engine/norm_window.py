@@ -53,9 +53,9 @@ BOUNDS = np.dtype(
         *((name, np.float64) for name in (*SETTINGS, "trend", "outlier", "clip", "update", "deviation")),
     ]
 )
-"""One record: the id from which on clients are newcomers, all replies above zero so far; the settings, factors
-as logarithms; the trend of all logarithms, a reply; then what is made of the window: the bounds of outliers,
-of norms and of updates, and the raised deviation of the logarithms."""
+"""One record: the id from which on clients are newcomers, all replies above zero so far; the settings,
+factors as logarithms; the trend of all logarithms, a reply; then what is made of the window: the bounds of
+outliers, of norms and of updates, and the raised deviation of the logarithms."""
 
 
 @njit(cache=True)
