@@ -22,7 +22,7 @@ FEW = 20
 MANY = 50
 """So many first replies are judged together. With fewer norms than this the bound for updates is at most
 ``clip_factor`` times their median: a few liars can then be a tenth of all."""
-FIRST_DECILE, THIRD_QUARTILE, NINTH_DECILE = 0.1, 0.75, 0.9
+THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
 NORMAL_DECILE = 1.2815515655446004
 """The ninth decile of the standard normal distribution."""
 LEAST_LOG = -744.0
@@ -35,10 +35,9 @@ GAIN, LARGEST_CHANGE, LARGEST_TREND = 0.2, 2.0, 2.0
 follows by the same part in the time in which the window is heard once, or in ``MANY`` replies if these are
 more: what a few clients say is mostly noise. It is at most ``LARGEST_TREND`` a reply."""
 ROUNDING = 1e-9
-SKEWED = 1.3
-"""The deviation is at most this multiple of what the upper half says: small norms tell little of large."""
-TAIL = 0.13
-"""The deviation is raised by this times itself: the largest of a few norms may be far above the others."""
+DEVIATION = 0.85
+"""The deviation over the distance of the ninth decile from the median. It would be 0.78 for log-normal norms;
+but the largest of a few may be far above the others."""
 
 ENTRY = np.dtype([("client", np.int64), ("before", np.int64), ("log", np.float64), ("rate", np.float64)])
 """An entry of the window: a client, how many replies there had been before its own, the logarithm of its
@@ -55,7 +54,7 @@ BOUNDS = np.dtype(
 )
 """One record: the id from which on clients are newcomers, all replies above zero so far; the settings,
 factors as logarithms; the trend of all logarithms, a reply; then what is made of the window: the bounds of
-outliers, of norms and of updates, and the raised deviation of the logarithms."""
+outliers, of norms and of updates, and the deviation of the logarithms."""
 
 
 @njit(cache=True)
@@ -158,12 +157,11 @@ def judge(bounds_array: Any, logs: FloatArray, weights: FloatArray) -> None:
     for one in (weights, np.ones(logs.size)):
         cumulated = np.cumsum(one)
         high = quantile(logs, cumulated, level)
-        spread, whole = high - quantile(logs, cumulated, 0.5), high - quantile(logs, cumulated, FIRST_DECILE)
+        spread = high - quantile(logs, cumulated, 0.5)
         bounds.outlier = min(bounds.outlier, high + max(bounds.outlier_factor, bounds.outlier_fence * spread))
         bounds.clip = min(bounds.clip, high + max(bounds.clip_factor, bounds.fence * spread))
         bounds.update = min(bounds.update, high + max(bounds.update_factor, UPDATE_FENCE * spread))
-        deviation = min(0.5 * whole, SKEWED * spread) / NORMAL_DECILE
-        bounds.deviation = min(bounds.deviation, deviation * (1.0 + TAIL * deviation))
+        bounds.deviation = min(bounds.deviation, DEVIATION * spread)
     bounds.update = min(bounds.update, bounds.clip)
     if logs.size < MANY:
         bounds.update = min(bounds.update, logs[(logs.size - 1) // 2] + bounds.clip_factor)
