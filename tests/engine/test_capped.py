@@ -15,7 +15,7 @@ from sortition.engine.clients import Roster
 from sortition.engine.drawing import draw_cohort
 from sortition.engine.expert_trees import ExpertTrees
 from sortition.engine.fixed import Prior
-from sortition.engine.limit import LEAST_LEFT, share_of
+from sortition.engine.limit import NEXT_TO_NOTHING, share_of
 from sortition.engine.mixture import ExpertMixture
 from sortition.engine.reweighted import ReweightedPrior
 from tests.helpers import simplex
@@ -90,7 +90,7 @@ def test_a_share_of_what_was_learnt(logs: list[float], prior_share: float) -> No
     learnt = (found - prior_share * masses) / (1.0 - prior_share)
     for weight, part in highest_shares(learnt[CLIENTS], weights):
         assert part <= share_of(weight, gain, NO_TAIL) + 1e-9
-    missing = max(LEAST_LEFT - np.delete(q, CLIENTS).sum(), 0.0)
+    missing = max(NEXT_TO_NOTHING - np.delete(q, CLIENTS).sum(), 0.0)
     mixed_in = missing / (missing + np.delete(masses, CLIENTS).sum())
     q = (1.0 - mixed_in) * q + mixed_in * masses
     assert learnt == pytest.approx(

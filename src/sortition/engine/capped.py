@@ -85,9 +85,9 @@ class Capped(Distribution):
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end."""
-        if self.scale > LARGEST_SCALE:
-            return line_of_vector(self.everybody())
         without = self._distribution.line_without(self._clients)
+        if without is None and self.scale > LARGEST_SCALE:
+            return line_of_vector(self.everybody())
         line = self._distribution.line() if without is None else without
         return ProbabilityLine(*line[:-2], limit=tuple(self._limit), listed_are_out=without is not None)
 

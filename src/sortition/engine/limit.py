@@ -14,8 +14,7 @@ their weight. The j highest hold :math:`1 - s \sum_{\text{rest}} q` if no others
 
 with the L for which these j sum to their share. p' is the mixture with another share of the prior, times one
 scale, except for the outliers: :math:`p' = \sigma\,(b\,\pi + (1-b)\,q)`, :math:`\sigma = a + (1-a)\,s`,
-:math:`b = a / \sigma`. Where all others hold less than ``LEAST_LEFT`` of q, some of the prior is mixed into
-q first, so that s is no large number.
+:math:`b = a / \sigma`. Where the others hold ``NEXT_TO_NOTHING`` of q, some of the prior is mixed in first.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sortition.core.types import FloatArray, IntArray
 
 VANISHING = 1e-290
 """If the others hold no more than this, nobody can have the rest."""
-LEAST_LEFT = 1e-3
+NEXT_TO_NOTHING = 1e-6
 """If the others hold less than this of q, they get about as much of the prior as is missing."""
 ALL = 1.0 - 1e-9
 """Who has this weight may hold everything."""
@@ -91,7 +90,7 @@ def limit_learnt(
     >>> limit_learnt(np.array([0.6, 0.05]), ten, ten, 4.0, 0.0, 0.35, 0.8)
     (True, 1.5, 0.0, array([0.4  , 0.075]))
     """
-    missing = max(LEAST_LEFT - left, 0.0)
+    missing = max(NEXT_TO_NOTHING - left, 0.0)
     mixed_in = missing / max(missing + prior_left, VANISHING)
     q, left = (1.0 - mixed_in) * q + mixed_in * own, (1.0 - mixed_in) * left + mixed_in * prior_left
     order = np.argsort(-q / weights)

@@ -28,8 +28,6 @@ NORMAL_DECILE = 1.2815515655446004
 LEAST_LOG = -744.0
 """The logarithm of about the least double."""
 LEAST_NORM = math.exp(LEAST_LOG)
-UPDATE_FENCE = 1.0
-"""The fence of the bound for updates."""
 GAIN, LARGEST_CHANGE, LARGEST_TREND = 0.2, 2.0, 2.0
 """All logarithms follow by this part of a cohort's median change, of which at most so much counts. The trend
 follows by the same part in the time in which the window is heard once, or in ``MANY`` replies if these are
@@ -94,7 +92,7 @@ def _stored(
 ) -> Any:
     """The window with the last norms of ``clients``, without the oldest; what is remembered follows.
 
-    Who was an outlier does not say what all norms do, nor who is above the bound of outliers now.
+    What all norms do is said by those that are heard again, were no outliers and are not above their bound.
     """
     bounds.replies += clients.size
     order = np.argsort(clients)
@@ -160,7 +158,7 @@ def judge(bounds_array: Any, logs: FloatArray, weights: FloatArray) -> None:
         spread = high - quantile(logs, cumulated, 0.5)
         bounds.outlier = min(bounds.outlier, high + max(bounds.outlier_factor, bounds.outlier_fence * spread))
         bounds.clip = min(bounds.clip, high + max(bounds.clip_factor, bounds.fence * spread))
-        bounds.update = min(bounds.update, high + max(bounds.update_factor, UPDATE_FENCE * spread))
+        bounds.update = min(bounds.update, high + max(bounds.update_factor, spread))
         bounds.deviation = min(bounds.deviation, DEVIATION * spread)
     bounds.update = min(bounds.update, bounds.clip)
     if logs.size < MANY:

@@ -17,8 +17,9 @@ from sortition.core.state import array, check, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster, masses_of, named_prior, slots_of
+from sortition.engine.drawing import LEAST_LEFT
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
-from sortition.engine.limit import LEAST_LEFT, Found, limit_learnt
+from sortition.engine.limit import Found, limit_learnt
 from sortition.engine.mixture import VANISHING, ExpertMixture, mark_seen, see
 from sortition.engine.sumtree import TreeArrays
 
