@@ -13,7 +13,7 @@ would hold if norms were log-normal, if that is more (``engine.limit``).
 
 With the median :math:`Q_2` and the ninth decile :math:`Q_9` of recent norms,
 :math:`B(f, e) = Q_9 \max(f, (Q_9 / Q_2)^e)`. The norms that are remembered follow what all norms do
-(``norm_window._take_out``), so that old ones do not set the bounds.
+(``norm_window._follow``), so that old ones do not set the bounds.
 """
 
 from __future__ import annotations
@@ -34,24 +34,17 @@ from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
 from sortition.engine.limit import share_of
-from sortition.engine.norm_window import (
-    BOUNDS,
-    ENTRY,
-    LARGEST_TREND,
-    MANY,
-    NORMAL_DECILE,
-    OUTLIER,
-)
+from sortition.engine.norm_window import BOUNDS, ENTRY, LEAST_LOG, MANY, NORMAL_DECILE, OUTLIER
 
-LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 MOST_REPLIES = 2**62
 ABOVE_ZERO = (np.finfo(float).smallest_subnormal, np.finfo(float).max)
 """The least and the largest number that is finite and above zero."""
-COHORT = {
-    **{"round": "round_index", "size": "cohort_size", "client": "clients", "count": "counts"},
-    **{"probability": "probabilities", "weight": "weights"},
-}
-FIRST = np.dtype([(name, np.int64 if i < 4 else np.float64) for i, name in enumerate((*COHORT, "norm"))])
+FIRST = np.dtype(
+    [
+        *((name, np.int64) for name in ("round", "size", "client", "count")),
+        *((name, np.float64) for name in ("probability", "weight", "norm")),
+    ]
+)
 """One of the first replies: what its cohort says of it, and the norm; nan if there was none."""
 
 Shares = tuple[IntArray, FloatArray, float, float]
@@ -135,10 +128,11 @@ class GuardState:
 
     def _keep(self, cohort: Cohort, norms: FloatArray) -> None:
         """Put these among the first replies."""
+        drawn = (cohort.clients, cohort.counts, cohort.probabilities, cohort.weights)
+        told = (cohort.round_index, cohort.cohort_size, *drawn, norms)
         more = np.zeros(len(norms), dtype=FIRST)
-        for name, attribute in COHORT.items():
-            more[name] = getattr(cohort, attribute)
-        more["norm"] = norms
+        for name, values in zip(FIRST.names or (), told, strict=True):
+            more[name] = values
         self._first = np.concatenate((self._first, more))
 
     def _clipped(self, clients: IntArray, norms: FloatArray, before: Any) -> FloatArray:
@@ -170,12 +164,10 @@ class GuardState:
         if not len(self._outliers):
             return NOBODY
         if self._weighed is None or self._weighed[0] is not client_weights.arrays:
-            outliers, weights = self.outliers, client_weights.shares(self.outliers)
+            weights = client_weights.shares(self.outliers)
             counting = weights > 0.0  # nothing is learnt of clients without a weight
-            outliers, weights = outliers[counting], weights[counting]
-            self._weighed = (client_weights.arrays, outliers, weights)
-        _, outliers, weights = self._weighed
-        return outliers, weights, self.guard.largest_gain, self._deviation
+            self._weighed = (client_weights.arrays, self.outliers[counting], weights[counting])
+        return *self._weighed[1:], self.guard.largest_gain, self._deviation
 
     @property
     def _deviation(self) -> float:
@@ -221,7 +213,7 @@ class GuardState:
         guard, replies = GuardState(self.guard, self._initial_clients), count(state, "guard.replies")
         if replies > MOST_REPLIES:
             raise StateError(f"state has 'guard.replies' = {replies}; at most {MOST_REPLIES} are possible")
-        an_id, a_count, a_log = (0, ids - 1), (1, MOST_REPLIES), (LOWEST_LOG, -LOWEST_LOG)
+        an_id, a_count, a_log = (0, ids - 1), (1, MOST_REPLIES), (LEAST_LOG, -LEAST_LOG)
         entry = (an_id, (0, replies - 1), a_log, ABOVE_ZERO)
         reply = ((0, MOST_REPLIES), a_count, an_id, a_count, ABOVE_ZERO, ABOVE_ZERO, (0.0, ABOVE_ZERO[1]))
         guard._window = _records(state, "guard.window_", ENTRY, entry)
@@ -232,7 +224,8 @@ class GuardState:
                 raise StateError(f"state has 'guard.{name}_client' twice")
             records[:] = records[np.argsort(records[key], kind="stable")]
         guard._bounds["replies"] = replies
-        guard._bounds["trend"] = number(state, "guard.trend", least=-LARGEST_TREND, most=LARGEST_TREND)
+        most = norm_window.LARGEST_TREND
+        guard._bounds["trend"] = number(state, "guard.trend", least=-most, most=most)
         norm_window.judge_window(guard._bounds, guard._window)
         guard._hits = hits_in(state, ids)
         guard._begun, guard._left = count(state, "guard.begun") > 0, count(state, "guard.left") > 0
@@ -260,6 +253,6 @@ def _replies(first: Any) -> Replies:
     starts = np.flatnonzero(np.diff(first["round"]) | np.diff(np.isnan(first["norm"]))) + 1
     found = []
     for part in np.split(first, starts):
-        drawn: list[Any] = [part[name] for name in COHORT]
-        found.append((Cohort(int(drawn[0][0]), int(drawn[1][0]), *drawn[2:]), part["norm"]))
+        drawn: Any = (part[name] for name in ("client", "count", "probability", "weight"))
+        found.append((Cohort(int(part["round"][0]), int(part["size"][0]), *drawn), part["norm"]))
     return found
