@@ -148,7 +148,6 @@ def judge(bounds_array: Any, logs: FloatArray, weights: FloatArray) -> None:
     """
     bounds = bounds_array[0]
     bounds.outlier = bounds.clip = bounds.update = np.inf
-    # a third quartile says too little of the tail
     bounds.deviation, level = (np.inf, NINTH_DECILE) if logs.size >= FEW else (0.0, THIRD_QUARTILE)
     if not logs.size:
         return
@@ -159,7 +158,7 @@ def judge(bounds_array: Any, logs: FloatArray, weights: FloatArray) -> None:
         bounds.outlier = min(bounds.outlier, high + max(bounds.outlier_factor, bounds.outlier_fence * spread))
         bounds.clip = min(bounds.clip, high + max(bounds.clip_factor, bounds.fence * spread))
         bounds.update = min(bounds.update, high + max(bounds.update_factor, spread))
-        bounds.deviation = min(bounds.deviation, DEVIATION * spread)
+        bounds.deviation = min(bounds.deviation, DEVIATION * spread)  # a third quartile says too little
     bounds.update = min(bounds.update, bounds.clip)
     if logs.size < MANY:
         bounds.update = min(bounds.update, logs[(logs.size - 1) // 2] + bounds.clip_factor)

@@ -58,7 +58,7 @@ class GuardState:
     """What the guard of one sampler remembers: recent norms, the outliers and the suspects."""
 
     def __init__(self, guard: Guard, num_clients: int) -> None:
-        self.guard, self._initial_clients = guard, num_clients
+        self.guard = guard
         self._bounds = np.zeros(1, dtype=BOUNDS)
         self._bounds["newcomers"] = num_clients
         for name in norm_window.SETTINGS:
@@ -145,7 +145,7 @@ class GuardState:
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
             self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
-        new = (clients >= self._initial_clients) & ~np.isin(clients, before["client"])
+        new = (clients >= self._bounds["newcomers"]) & ~np.isin(clients, before["client"])
         return np.minimum(norms, np.where(new, self.outlier_bound, clip))
 
     def clip_alone(self, norms: FloatArray) -> FloatArray:
@@ -210,7 +210,7 @@ class GuardState:
 
     def restored(self, state: Mapping[str, Any], ids: int) -> GuardState:
         """The guard's memory out of ``state``, from a sampler with ``ids`` client ids."""
-        guard, replies = GuardState(self.guard, self._initial_clients), count(state, "guard.replies")
+        guard, replies = GuardState(self.guard, self._bounds["newcomers"][0]), count(state, "guard.replies")
         if replies > MOST_REPLIES:
             raise StateError(f"state has 'guard.replies' = {replies}; at most {MOST_REPLIES} are possible")
         an_id, a_count, a_log = (0, ids - 1), (1, MOST_REPLIES), (LEAST_LOG, -LEAST_LOG)
