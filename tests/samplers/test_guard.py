@@ -641,7 +641,7 @@ def test_liars_are_no_tenth_of_the_window(clients: int, cohort_size: int, liars:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_small_clients_that_lie_do_not_set_the_bound(seed: int) -> None:
-    """The smallest 5% of 2,000: whoever of them is drawn stands for many. By weights alone it was 1e6."""
+    """The smallest 5% of 2,000: whoever of them is drawn stands for many. By weights alone it was 1e12."""
     rng = np.random.default_rng(seed)
     weights = np.sort(np.exp(2.0 * rng.standard_normal(2000)))
     sampler = EmpiricalBayesSampler(
