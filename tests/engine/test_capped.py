@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sortition.engine.capped import Capped, limited
+from sortition.engine.capped import LARGEST_SCALE, Capped, limited
 from sortition.engine.clients import Roster
 from sortition.engine.drawing import draw_cohort
 from sortition.engine.expert_trees import ExpertTrees
 from sortition.engine.fixed import Prior
-from sortition.engine.limit import LARGEST_SCALE, share_of
+from sortition.engine.limit import NEXT_TO_NOTHING, share_of
 from sortition.engine.mixture import ExpertMixture
 from sortition.engine.reweighted import ReweightedPrior
 from tests.helpers import simplex
@@ -90,14 +90,12 @@ def test_a_share_of_what_was_learnt(logs: list[float], prior_share: float) -> No
     learnt = (found - prior_share * masses) / (1.0 - prior_share)
     for weight, part in highest_shares(learnt[CLIENTS], weights):
         assert part <= share_of(weight, gain, NO_TAIL) + 1e-9
-    plain = limited_by_bisection(q, CLIENTS, weights, gain, NO_TAIL)
-    scale = plain.sum() / q.sum() if np.array_equal(plain, q) else np.max(plain / q)
-    if scale < LARGEST_SCALE:
-        assert learnt == pytest.approx(plain, rel=1e-6, abs=1e-12)
-    else:
-        others = np.setdiff1d(np.arange(SIZE), CLIENTS)
-        from_prior = learnt[others] - LARGEST_SCALE * q[others]
-        assert from_prior / masses[others] == pytest.approx(from_prior.sum() / masses[others].sum(), rel=1e-6)
+    missing = max(NEXT_TO_NOTHING - np.delete(q, CLIENTS).sum(), 0.0)
+    mixed_in = missing / (missing + np.delete(masses, CLIENTS).sum())
+    q = (1.0 - mixed_in) * q + mixed_in * masses
+    assert learnt == pytest.approx(
+        limited_by_bisection(q, CLIENTS, weights, gain, NO_TAIL), rel=1e-6, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("rest", [0.1, 1e-4], ids=["by rejection", "from the vector"])

@@ -143,7 +143,7 @@ def test_experts_of_another_portfolio(
 
 
 @pytest.mark.parametrize("make", [EmpiricalBayesSampler, AvareSampler, VRBSampler])
-@pytest.mark.parametrize("entry", ["guard.first_drawn", "guard.window_client", "guard.outlier_client"])
+@pytest.mark.parametrize("entry", ["guard.first_client", "guard.window_client", "guard.outlier_client"])
 def test_a_guard_that_remembers_clients_that_have_left(make: type[BaseSampler], entry: str) -> None:
     """Their first replies were learnt again, with a prior of 0: sums of 0.9, nan, a division by zero."""
     sampler = make(num_clients=20, cohort_size=5, guard=Guard())  # type: ignore[call-arg]

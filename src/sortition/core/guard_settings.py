@@ -79,11 +79,12 @@ Hits = dict[int, tuple[int, float]]
 """By client: how many of its reports were clipped, and the logarithm of the largest excess."""
 
 
-def hits_in(state: Mapping[str, Any]) -> Hits:
-    """What the state of a sampler with a guard says of the norms that were clipped."""
+def hits_in(state: Mapping[str, Any], ids: int = MOST_HITS) -> Hits:
+    """What the state of a sampler with ``ids`` client ids says of the norms that were clipped."""
     suspects = array(state, "guard.suspects", np.int64, (None,))
     hits = array(state, "guard.hits", np.int64, (len(suspects),))
     worst = array(state, "guard.excesses", np.float64, (len(suspects),))
+    check("guard.suspects", suspects, (suspects >= 0) & (suspects < ids), f"from 0 to {ids - 1}")
     check("guard.hits", hits, (hits > 0) & (hits <= MOST_HITS), f"from 1 to {MOST_HITS}")
     check("guard.excesses", worst, (worst >= 0.0) & np.isfinite(worst), "finite and not negative")
     return dict(zip(suspects.tolist(), zip(hits.tolist(), worst.tolist(), strict=True), strict=True))

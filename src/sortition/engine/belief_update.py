@@ -413,7 +413,7 @@ def learn(
     if something:
         q, share = learnt_shares(own, slots, ratios, experts), np.exp(ExpertArrays(*experts).log_weights[1])
         if outliers.size:
-            _, too_much, scale, from_prior, of_outliers = limit_outliers(
+            _, (too_much, scale, from_prior, of_outliers) = limit_outliers(
                 outliers, outlier_weights, largest_gain, deviation, prior_fields, places, ratios, experts
             )
             if too_much:

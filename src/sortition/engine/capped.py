@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.drawing import LEAST_LEFT, Distribution
-from sortition.engine.limit import LARGEST_SCALE, NO_LIMIT, VANISHING, Limit, limit_learnt
+from sortition.engine.drawing import Distribution
+from sortition.engine.limit import Limit
 from sortition.engine.pivotal import ProbabilityLine, line_of_vector
 
-
-def limit(
-    distribution: Distribution, clients: IntArray, weights: FloatArray, gain: float, deviation: float
-) -> Limit:
-    """What becomes of q if ``clients`` (ascending) may have no more than ``share_of`` says.
-
-    NO_LIMIT if they have no more. ``weights`` are those of the clients.
-    """
-    found: Any
-    left, *found = distribution.limit_learnt(clients, weights, gain, deviation)
-    if left < LEAST_LEFT:  # a difference from one cancels
-        left = distribution.with_prior_share(0.0, 1.0).sum_without(clients)
-        q, own = distribution.look_up_learnt(clients), distribution.look_up_prior(clients)
-        prior_left, largest = 0.0, np.inf
-        if distribution.prior_share is not None:
-            prior_left = distribution.with_prior_share(1.0, 0.0).mass_without(clients)
-            largest = LARGEST_SCALE
-        elif left <= VANISHING:
-            return NO_LIMIT  # nobody could have the rest
-        found = limit_learnt(q, own, weights, gain, deviation, left, prior_left, largest)
-    too_much, scale, from_prior, learnt = found
-    return Limit(scale, from_prior, clients, learnt) if too_much else NO_LIMIT
+LARGEST_SCALE = 1000.0
+"""Beyond this scale hardly a draw is kept, and rounding counts: draw from the vector of all probabilities."""
 
 
 def limited(
     distribution: Distribution, clients: IntArray, weights: FloatArray, gain: float, deviation: float
 ) -> Distribution:
-    """``distribution`` with no more for ``clients`` than ``share_of`` says; itself, if they have less.
+    """``distribution`` with no more for ``clients`` (ascending) than ``share_of`` says of their ``weights``.
+
+    Itself, if they have less.
 
     >>> from sortition.engine.fixed import Prior
     >>> from sortition.engine.clients import Roster
@@ -47,8 +28,8 @@ def limited(
     >>> limited(inner, np.array([0, 1]), np.array([0.1, 0.1]), 2.0, 0.0).everybody()
     array([0.2, 0.2, 0.3, 0.3])
     """
-    found = limit(distribution, clients, weights, gain, deviation)
-    return distribution if found is NO_LIMIT else Capped(distribution, found)
+    too_much, scale, from_prior, learnt = distribution.limit_learnt(clients, weights, gain, deviation)
+    return Capped(distribution, Limit(scale, from_prior, clients, learnt)) if too_much else distribution
 
 
 class Capped(Distribution):
@@ -73,10 +54,8 @@ class Capped(Distribution):
     @cached_property
     def _probabilities(self) -> FloatArray:
         """p' of the clients."""
-        a, learnt = self._distribution.prior_share, self._limit.learnt
-        if a is None:
-            return learnt
-        return a * self._distribution.look_up_prior(self._clients) + (1.0 - a) * learnt
+        a = self._distribution.prior_share or 0.0
+        return a * self._distribution.look_up_prior(self._clients) + (1.0 - a) * self._limit.learnt
 
     def with_generator(self, generator: np.random.Generator) -> Capped:
         """This distribution, ready to draw: rejected draws are repeated with ``generator``."""
@@ -92,15 +71,12 @@ class Capped(Distribution):
             return draws, p[draws]
         if self._generator is None:
             raise TypeError("with_generator must be called before draw")
-        kept: list[IntArray] = []
-        missing, batch = len(uniforms), uniforms
-        while missing > 0:
-            draws, p = self._inner.draw(batch)
+        drawn = np.zeros(0, dtype=np.int64)
+        while len(drawn) < len(uniforms):
+            missing = len(uniforms) - len(drawn)
+            draws, p = self._inner.draw(self._generator.random((int(np.ceil(self.scale * missing)), 2)))
             keep = self._generator.random(len(draws)) * self.scale * p < self._lowered(draws, p)
-            kept.append(draws[keep][:missing])
-            missing -= len(kept[-1])
-            batch = self._generator.random((int(np.ceil(self.scale * missing)), 2))
-        drawn = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
+            drawn = np.append(drawn, draws[keep][:missing])
         return drawn, self.look_up(drawn)
 
     def look_up(self, clients: IntArray) -> FloatArray:
@@ -109,9 +85,9 @@ class Capped(Distribution):
 
     def line(self) -> ProbabilityLine:
         """All probabilities, laid end to end."""
-        if self.scale > LARGEST_SCALE:
-            return line_of_vector(self.everybody())
         without = self._distribution.line_without(self._clients)
+        if without is None and self.scale > LARGEST_SCALE:
+            return line_of_vector(self.everybody())
         line = self._distribution.line() if without is None else without
         return ProbabilityLine(*line[:-2], limit=tuple(self._limit), listed_are_out=without is not None)
 

@@ -18,7 +18,7 @@ from sortition.core.designs import (
     weigh_without_replacement,
 )
 from sortition.core.types import FloatArray, IntArray
-from sortition.engine.limit import limit_in_one
+from sortition.engine.limit import Found, limit_learnt
 from sortition.engine.pivotal import ProbabilityLine, draw_fixed_size, line_of_vector
 
 DENSE_CLIENTS = 64
@@ -45,16 +45,12 @@ class Distribution(Protocol):
     def look_up(self, clients: IntArray) -> FloatArray:
         """The probabilities of ``clients``."""
 
-    def look_up_learnt(self, clients: IntArray) -> FloatArray:
-        """What was learnt of ``clients``: see ``prior_share``."""
-        return self.look_up(clients)
-
-    def limit_learnt(
-        self, clients: IntArray, weights: FloatArray, gain: float, deviation: float
-    ) -> tuple[float, bool, float, float, FloatArray]:
-        """What all but ``clients`` hold of what was learnt, and the ``Limit`` of these."""
-        q, own = self.look_up_learnt(clients), self.look_up_prior(clients)
-        found: tuple[float, bool, float, float, FloatArray] = limit_in_one(q, own, weights, gain, deviation)
+    def limit_learnt(self, clients: IntArray, weights: FloatArray, gain: float, deviation: float) -> Found:
+        """``engine.limit`` of what was learnt of ``clients``, free of cancellation; see ``prior_share``."""
+        learnt, prior = self.with_prior_share(0.0, 1.0), self.with_prior_share(1.0, 0.0)
+        left, prior_left = learnt.mass_without(clients), prior.mass_without(clients)
+        q, own = learnt.look_up(clients), prior.look_up(clients)
+        found: Found = limit_learnt(q, own, weights, gain, deviation, left, prior_left)
         return found
 
     def everybody(self) -> FloatArray:

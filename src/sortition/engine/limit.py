@@ -14,7 +14,7 @@ their weight. The j highest hold :math:`1 - s \sum_{\text{rest}} q` if no others
 
 with the L for which these j sum to their share. p' is the mixture with another share of the prior, times one
 scale, except for the outliers: :math:`p' = \sigma\,(b\,\pi + (1-b)\,q)`, :math:`\sigma = a + (1-a)\,s`,
-:math:`b = a / \sigma`. Where s would be above ``LARGEST_SCALE``, some of the prior is mixed into q first.
+:math:`b = a / \sigma`. Where the others hold ``NEXT_TO_NOTHING`` of q, some of the prior is mixed in first.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from numba import njit
 from sortition.core.types import FloatArray, IntArray
 
 VANISHING = 1e-290
-"""If the others hold no more than this, their proportions are lost."""
-LARGEST_SCALE = 1000.0
-"""Beyond this scale hardly a draw is kept, and rounding counts: draw from the vector of all probabilities."""
+"""If the others hold no more than this, nobody can have the rest."""
+NEXT_TO_NOTHING = 1e-6
+"""If the others hold less than this of q, they get about as much of the prior as is missing."""
 ALL = 1.0 - 1e-9
 """Who has this weight may hold everything."""
 MOST = 0.5
@@ -52,6 +52,7 @@ class Limit(NamedTuple):
     """q' of the clients."""
 
 
+Found = tuple[bool, float, float, FloatArray]
 NO_LIMIT = Limit(1.0, 0.0, np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
@@ -72,21 +73,6 @@ def share_of(weight: float, gain: float, deviation: float) -> float:
 
 
 @njit(cache=True)
-def _scale(
-    q: FloatArray, weights: FloatArray, left: float, gain: float, deviation: float
-) -> tuple[float, int, float]:
-    """s, at least 1, the j that decides and its share; ``q`` with the highest ratio first."""
-    scale, top, share, rest = 1.0, 0, 0.0, left
-    cumulated = np.cumsum(weights)
-    for j in range(q.size, 0, -1):
-        allowed = share_of(cumulated[j - 1], gain, deviation)
-        if 1.0 - allowed > scale * max(rest, VANISHING):
-            scale, top, share = (1.0 - allowed) / max(rest, VANISHING), j, allowed
-        rest += q[j - 1]
-    return scale, top, share
-
-
-@njit(cache=True)
 def limit_learnt(
     q: FloatArray,
     own: FloatArray,
@@ -95,42 +81,28 @@ def limit_learnt(
     deviation: float,
     left: float,
     prior_left: float,
-    largest_scale: float,
-) -> tuple[bool, float, float, FloatArray]:
-    """Whether the clients hold too much of ``q``, and their ``Limit``.
+) -> Found:
+    """Whether the clients hold too much of ``q``, and s, what everybody has of the prior, and q' of them.
 
-    ``own`` is their prior; all others hold ``left`` of q, and ``prior_left`` of the prior, which is mixed in
-    beyond ``largest_scale``.
+    ``own`` is their prior; all others hold ``left`` of q, and ``prior_left`` of the prior.
 
     >>> ten = np.full(2, 0.1)
-    >>> limit_learnt(np.array([0.6, 0.05]), ten, ten, 4.0, 0.0, 0.35, 0.8, 1000.0)
+    >>> limit_learnt(np.array([0.6, 0.05]), ten, ten, 4.0, 0.0, 0.35, 0.8)
     (True, 1.5, 0.0, array([0.4  , 0.075]))
     """
+    missing = max(NEXT_TO_NOTHING - left, 0.0)
+    mixed_in = missing / max(missing + prior_left, VANISHING)
+    q, left = (1.0 - mixed_in) * q + mixed_in * own, (1.0 - mixed_in) * left + mixed_in * prior_left
     order = np.argsort(-q / weights)
-    scale, top, share = _scale(q[order], weights[order], left, gain, deviation)
-    if top == 0:
-        return False, 1.0, 0.0, q
-    mixed_in = 0.0
-    if scale > largest_scale:  # so much that it is the largest scale for this j
-        prior_rest = prior_left + own[order[top:]].sum()
-        missing = (1.0 - share) * (1.0 / largest_scale - 1.0 / scale)
-        mixed_in = missing / max(missing + prior_rest, VANISHING)
-        q = (1.0 - mixed_in) * q + mixed_in * own
-        left = (1.0 - mixed_in) * left + mixed_in * prior_left
-        order = np.argsort(-q / weights)
-        scale, top, share = _scale(q[order], weights[order], left, gain, deviation)
-    level, below, cumulated = 0.0 if top else np.inf, 0.0, np.cumsum(weights[order])
+    cumulated = np.cumsum(weights[order])
+    scale, top, share, rest = 1.0, 0, 0.0, left
+    for j in range(q.size if left > VANISHING else 0, 0, -1):
+        allowed = share_of(cumulated[j - 1], gain, deviation)
+        if 1.0 - allowed > scale * rest:
+            scale, top, share = (1.0 - allowed) / rest, j, allowed
+        rest += q[order[j - 1]]
+    level, below = 0.0, 0.0
     for i in range(top, 0, -1):  # if the i highest are cut; too few or too many make it lower
         level = max(level, (share - below) / cumulated[i - 1])
         below += scale * q[order[i - 1]]
-    learnt = np.minimum(scale * q, level * weights)
-    return True, scale * (1.0 - mixed_in), scale * mixed_in, learnt
-
-
-@njit(cache=True)
-def limit_in_one(
-    q: FloatArray, own: FloatArray, weights: FloatArray, gain: float, deviation: float
-) -> tuple[float, bool, float, float, FloatArray]:
-    """What all others hold of ``q``, as the difference from one, and ``limit_learnt`` by that."""
-    left, prior_left = 1.0 - q.sum(), max(1.0 - own.sum(), 0.0)
-    return left, *limit_learnt(q, own, weights, gain, deviation, max(left, 0.0), prior_left, LARGEST_SCALE)
+    return top > 0, scale * (1.0 - mixed_in), scale * mixed_in, np.minimum(scale * q, level * weights)

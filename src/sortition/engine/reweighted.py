@@ -17,13 +17,12 @@ from sortition.core.state import array, check, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.engine import expert_trees
 from sortition.engine.clients import Roster, masses_of, named_prior, slots_of
+from sortition.engine.drawing import LEAST_LEFT
 from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
-from sortition.engine.limit import limit_in_one
+from sortition.engine.limit import Found, limit_learnt
 from sortition.engine.mixture import VANISHING, ExpertMixture, mark_seen, see
 from sortition.engine.sumtree import TreeArrays
 
-ONLY_FIRST = np.array([0.0, -np.inf])
-"""Logarithms of weights."""
 ROUNDING = 1e-6
 """How far a number of a state may be from what it is made of, relative to it."""
 FURTHEST_LOG = 200.0
@@ -204,13 +203,13 @@ def limit_outliers(
     places: IntArray,
     ratios: FloatArray,
     experts: Fields,
-) -> tuple[float, bool, float, float, FloatArray]:
-    """``Distribution.limit_learnt`` of clients that are there."""
+) -> tuple[float, Found]:
+    """What all but the outliers hold of q, as the difference from one, and the limit of q by that."""
     prior = named_prior(prior_fields)
     own = masses_of(prior, outliers) / prior.total
     q = learnt_shares(own, slots_of(places, outliers), ratios, experts)
-    found: tuple[float, bool, float, float, FloatArray] = limit_in_one(q, own, weights, gain, deviation)
-    return found
+    left, prior_left = max(1.0 - q.sum(), 0.0), max(1.0 - own.sum(), 0.0)
+    return left, limit_learnt(q, own, weights, gain, deviation, left, prior_left)
 
 
 class ReweightedPrior(LogRatioMixture):
@@ -246,20 +245,12 @@ class ReweightedPrior(LogRatioMixture):
         """The second expert's probabilities."""
         return self.roster.shares(clients)
 
-    def look_up_learnt(self, clients: IntArray) -> FloatArray:
-        """The first expert's probabilities."""
-        _, scales, bases = self.expert_fields
-        return self._look_up(clients, (ONLY_FIRST, scales, bases))
-
-    def limit_learnt(
-        self, clients: IntArray, weights: FloatArray, gain: float, deviation: float
-    ) -> tuple[float, bool, float, float, FloatArray]:
-        """The same as that of the base class, in one call of a kernel."""
+    def limit_learnt(self, clients: IntArray, weights: FloatArray, gain: float, deviation: float) -> Found:
+        """The same as that of the base class, in one call of a kernel where nothing cancels."""
         fields = (self.roster.fields, self.places, self.trees.ratios, self.expert_fields)
-        found: tuple[float, bool, float, float, FloatArray] = limit_outliers(
-            clients, weights, gain, deviation, *fields
-        )
-        return found
+        found: Found
+        left, found = limit_outliers(clients, weights, gain, deviation, *fields)
+        return found if left >= LEAST_LEFT else super().limit_learnt(clients, weights, gain, deviation)
 
     def with_prior_share(self, share: float, rest: float) -> ReweightedPrior:
         """This mixture, as it is now, with other shares, of the prior and of the rest."""

@@ -13,7 +13,7 @@ would hold if norms were log-normal, if that is more (``engine.limit``).
 
 With the median :math:`Q_2` and the ninth decile :math:`Q_9` of recent norms,
 :math:`B(f, e) = Q_9 \max(f, (Q_9 / Q_2)^e)`. The norms that are remembered follow what all norms do
-(``norm_window._take_out``), so that old ones do not set the bounds.
+(``norm_window._follow``), so that old ones do not set the bounds.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
 from sortition.engine.limit import share_of
-from sortition.engine.norm_window import (
-    BOUNDS,
-    ENTRY,
-    LARGEST_TREND,
-    MANY,
-    NORMAL_DECILE,
-    OUTLIER,
-    REMEMBERED,
-)
+from sortition.engine.norm_window import BOUNDS, ENTRY, LEAST_LOG, MANY, NORMAL_DECILE, OUTLIER
 
-LOWEST_LOG = math.log(np.nextafter(0.0, 1.0))
 MOST_REPLIES = 2**62
+ABOVE_ZERO = (np.finfo(float).smallest_subnormal, np.finfo(float).max)
+"""The least and the largest number that is finite and above zero."""
+FIRST = np.dtype(
+    [
+        *((name, np.int64) for name in ("round", "size", "client", "count")),
+        *((name, np.float64) for name in ("probability", "weight", "norm")),
+    ]
+)
+"""One of the first replies: what its cohort says of it, and the norm; nan if there was none."""
 
 Shares = tuple[IntArray, FloatArray, float, float]
 """Clients, ascending, their weights, and the gain and the deviation that say what they may hold."""
@@ -54,41 +54,24 @@ Replies = list[tuple[Cohort, FloatArray]]
 """Cohorts and the norms of the clients that replied; or those that did not, with nan."""
 
 
-def among(clients: IntArray, ascending: IntArray) -> BoolArray:
-    """Which of ``clients`` are in ``ascending``.
-
-    >>> among(np.array([4, 1]), np.array([1, 2])).tolist()
-    [False, True]
-    """
-    if not len(ascending):
-        return np.zeros(len(clients), dtype=bool)
-    places = np.minimum(np.searchsorted(ascending, clients), len(ascending) - 1)
-    return np.asarray(ascending[places] == clients)
-
-
 class GuardState:
     """What the guard of one sampler remembers: recent norms, the outliers and the suspects."""
 
     def __init__(self, guard: Guard, num_clients: int) -> None:
-        self.guard, self._initial_clients = guard, num_clients
+        self.guard = guard
         self._bounds = np.zeros(1, dtype=BOUNDS)
         self._bounds["newcomers"] = num_clients
         for name in norm_window.SETTINGS:
             value = getattr(guard, name)
             self._bounds[name] = math.log(value) if name.endswith("factor") else value
-        self._window = np.zeros(REMEMBERED, dtype=ENTRY)
-        norm_window.judge(self._bounds, self._window)
-        self._outliers = np.zeros(0, dtype=OUTLIER)
+        self._window: Any = np.zeros(0, dtype=ENTRY)
+        norm_window.judge_window(self._bounds, self._window)
+        self._outliers: Any = np.zeros(0, dtype=OUTLIER)
         self._weighed: tuple[PriorMasses, IntArray, FloatArray] | None = None
         self._hits: Hits = {}
-        self._first: Replies = []  # too few to judge by
+        self._first: Any = np.zeros(0, dtype=FIRST)  # too few to judge by
         self._left = False  # whether clients have left
         self._begun = False
-
-    @property
-    def _entries(self) -> Any:
-        """The window as far as it is filled."""
-        return self._window[: self._bounds["size"][0]]
 
     @property
     def norm_bound(self) -> float:
@@ -98,7 +81,7 @@ class GuardState:
     def norm_bound_with(self, cohort: Cohort, norms: FloatArray) -> float:
         """``norm_bound`` after these replies were judged; nothing is remembered."""
         bounds = self._bounds.copy()
-        self._remember(bounds, self._window.copy(), self._outliers.copy(), cohort, norms)
+        self._remember(bounds, self._outliers.copy(), cohort, norms)
         return _exp(bounds["update"][0])
 
     @property
@@ -111,12 +94,11 @@ class GuardState:
         """The clients that are outliers, ascending."""
         return np.ascontiguousarray(self._outliers["client"])
 
-    @staticmethod
     def _remember(
-        bounds: Any, window: Any, outliers: Any, cohort: Cohort, norms: FloatArray
-    ) -> tuple[bool, bool, Any]:
-        found: tuple[bool, bool, Any] = norm_window.remember(
-            bounds, window, outliers, cohort.clients, cohort.counts, cohort.weights, norms
+        self, bounds: Any, outliers: Any, cohort: Cohort, norms: FloatArray
+    ) -> tuple[Any, Any, bool, bool]:
+        found: tuple[Any, Any, bool, bool] = norm_window.remember(
+            bounds, self._window, outliers, cohort.clients, cohort.counts, cohort.weights, norms
         )
         return found
 
@@ -127,22 +109,31 @@ class GuardState:
         enough, they are judged; if lies were among them, or clients have left, all are learnt again, clipped.
         """
         before = self._outliers
-        clip, others, now = self._remember(self._bounds, self._window, before, cohort, norms)
+        self._window, self._outliers, others, clip = self._remember(self._bounds, before, cohort, norms)
         if others:
-            self._outliers, self._weighed = now, None
+            self._weighed = None
         if self._begun:
             return False, [(cohort, self._clipped(cohort.clients, norms, before) if clip else norms)]
-        self._first.append((cohort, norms.copy()))
-        if sum(np.count_nonzero(~np.isnan(told)) for _, told in self._first) < MANY:
+        self._keep(cohort, norms)
+        if np.count_nonzero(~np.isnan(self._first["norm"])) < MANY:
             return False, [(cohort, norms)]
-        first, self._first, self._begun = self._first, [], True
-        judged = [(one, self._clipped(one.clients, told, before)) for one, told in first if len(told)]
+        judged = [(one, self._clipped(one.clients, told, before)) for one, told in _replies(self._first)]
+        self._first, self._begun = self._first[:0], True
         return (True, judged) if self._hits or self._left else (False, [(cohort, norms)])
 
     def keep_silent(self, cohort: Cohort, silent: BoolArray) -> None:
         """Keep who did not reply among the first replies, in case these are learnt again."""
-        if not self._begun and silent.any():
-            self._first.append((cohort.only(silent), np.full(np.count_nonzero(silent), np.nan)))
+        if not self._begun:
+            self._keep(cohort.only(silent), np.full(np.count_nonzero(silent), np.nan))
+
+    def _keep(self, cohort: Cohort, norms: FloatArray) -> None:
+        """Put these among the first replies."""
+        drawn = (cohort.clients, cohort.counts, cohort.probabilities, cohort.weights)
+        told = (cohort.round_index, cohort.cohort_size, *drawn, norms)
+        more = np.zeros(len(norms), dtype=FIRST)
+        for name, values in zip(FIRST.names or (), told, strict=True):
+            more[name] = values
+        self._first = np.concatenate((self._first, more))
 
     def _clipped(self, clients: IntArray, norms: FloatArray, before: Any) -> FloatArray:
         """The norms, clipped; ``before`` are the outliers before this cohort.
@@ -154,15 +145,14 @@ class GuardState:
         for i in np.flatnonzero(norms > clip).tolist():
             hits, worst = self._hits.get(int(clients[i]), (0, 0.0))
             self._hits[int(clients[i])] = (hits + 1, max(worst, math.log(norms[i]) - math.log(clip)))
-        new = (clients >= self._initial_clients) & ~among(clients, before["client"])
+        new = (clients >= self._bounds["newcomers"]) & ~np.isin(clients, before["client"])
         return np.minimum(norms, np.where(new, self.outlier_bound, clip))
 
     def clip_alone(self, norms: FloatArray) -> FloatArray:
         """``norms``, clipped by their own bound; nothing is remembered."""
-        bounds, above_zero = self._bounds.copy(), norms[norms > 0.0]
-        if len(above_zero):
-            norm_window.judge_alone(bounds, np.log(above_zero))
-        return np.minimum(norms, _exp(bounds["clip"][0])) if len(above_zero) else norms
+        bounds, above_zero = self._bounds.copy(), np.sort(norms[norms > 0.0])
+        norm_window.judge(bounds, np.log(above_zero), np.ones(len(above_zero)))
+        return np.minimum(norms, _exp(bounds["clip"][0]))
 
     def limited(self, distribution: Distribution, client_weights: Roster) -> Distribution:
         """``distribution`` with no more for the outliers than their share; itself, if they hold no more."""
@@ -174,12 +164,10 @@ class GuardState:
         if not len(self._outliers):
             return NOBODY
         if self._weighed is None or self._weighed[0] is not client_weights.arrays:
-            outliers, weights = self.outliers, client_weights.shares(self.outliers)
+            weights = client_weights.shares(self.outliers)
             counting = weights > 0.0  # nothing is learnt of clients without a weight
-            outliers, weights = outliers[counting], weights[counting]
-            self._weighed = (client_weights.arrays, outliers, weights)
-        _, outliers, weights = self._weighed
-        return outliers, weights, self.guard.largest_gain, self._deviation
+            self._weighed = (client_weights.arrays, self.outliers[counting], weights[counting])
+        return *self._weighed[1:], self.guard.largest_gain, self._deviation
 
     @property
     def _deviation(self) -> float:
@@ -194,42 +182,27 @@ class GuardState:
         return suspects_of(self._hits)
 
     def forget(self, clients: IntArray) -> None:
-        """``clients`` (ascending) have left; what was learnt of their norms is dropped."""
-        stay = self._entries[~among(self._entries["client"], clients)]
-        self._set_window(stay, self._bounds["replies"][0])
-        self._outliers = self._outliers[~among(self._outliers["client"], clients)]
+        """``clients`` have left; what was learnt of their norms is dropped."""
+        self._window, self._outliers, self._first = (
+            records[~np.isin(records["client"], clients)]
+            for records in (self._window, self._outliers, self._first)
+        )
+        norm_window.judge_window(self._bounds, self._window)
         self._weighed, self._left = None, True
-        here = [~among(cohort.clients, clients) for cohort, _ in self._first]
-        self._first = [
-            (c.only(which), told[which]) for (c, told), which in zip(self._first, here, strict=True)
-        ]
-
-    def _set_window(self, entries: Any, replies: int) -> None:
-        self._window[: len(entries)] = entries
-        self._bounds["size"], self._bounds["replies"] = len(entries), replies
-        norm_window.judge(self._bounds, self._window)
 
     def clients(self) -> IntArray:
         """All whose norms it remembers; some more than once."""
-        first = (cohort.clients for cohort, _ in self._first)
-        return np.concatenate([self._entries["client"], self.outliers, *first])
+        return np.concatenate([self._window["client"], self.outliers, self._first["client"]])
 
     def state(self) -> dict[str, Any]:
         """All that the guard remembers."""
-        cohorts = [cohort for cohort, _ in self._first]
-        sizes = [(cohort.round_index, cohort.cohort_size, len(cohort)) for cohort in cohorts]
-        drawn = [np.stack((cohort.clients, cohort.counts)) for cohort in cohorts]
-        told = [np.stack((c.probabilities, c.weights, norms)) for c, norms in self._first]
+        kept = {"first_": self._first, "window_": self._window, "outlier_": self._outliers}
         return {
             "guard.begun": int(self._begun),
             "guard.left": int(self._left),
-            "guard.first_sizes": np.array(sizes, dtype=np.int64).reshape(-1, 3),
-            "guard.first_drawn": np.concatenate([np.zeros((2, 0), dtype=np.int64), *drawn], axis=1),
-            "guard.first_told": np.concatenate([np.zeros((3, 0)), *told], axis=1),
             "guard.replies": int(self._bounds["replies"][0]),
             "guard.trend": float(self._bounds["trend"][0]),
-            **{f"guard.window_{name}": self._entries[name].copy() for name in ENTRY.names or ()},
-            **{f"guard.outlier_{name}": self._outliers[name].copy() for name in OUTLIER.names or ()},
+            **{f"guard.{kind}{name}": r[name].copy() for kind, r in kept.items() for name in r.dtype.names},
             "guard.suspects": np.array(list(self._hits), dtype=np.int64),
             "guard.hits": np.array([hits for hits, _ in self._hits.values()], dtype=np.int64),
             "guard.excesses": np.array([worst for _, worst in self._hits.values()], dtype=np.float64),
@@ -237,35 +210,25 @@ class GuardState:
 
     def restored(self, state: Mapping[str, Any], ids: int) -> GuardState:
         """The guard's memory out of ``state``, from a sampler with ``ids`` client ids."""
-        guard, replies = GuardState(self.guard, self._initial_clients), count(state, "guard.replies")
+        guard, replies = GuardState(self.guard, self._bounds["newcomers"][0]), count(state, "guard.replies")
         if replies > MOST_REPLIES:
             raise StateError(f"state has 'guard.replies' = {replies}; at most {MOST_REPLIES} are possible")
-        window, outliers = _records(state, "guard.window_", ENTRY), _records(state, "guard.outlier_", OUTLIER)
-        clients, before, rates = window["client"], window["before"], window["rate"]
-        if len(clients) > REMEMBERED or len(np.unique(clients)) < len(clients):
-            raise StateError(f"state has 'guard.window_client' twice, or more than {REMEMBERED} of them")
-        check("guard.window_client", clients, (clients >= 0) & (clients < ids), f"from 0 to {ids - 1}")
-        check("guard.window_before", before, (before >= 0) & (before < replies), f"from 0 to {replies - 1}")
-        check("guard.window_rate", rates, (rates > 0.0) & np.isfinite(rates), "finite and above 0")
-        clients, counts = outliers["client"], outliers["count"]
-        right = (clients >= 0) & (clients < ids) & (np.diff(clients, prepend=-1) > 0)
-        check("guard.outlier_client", clients, right, f"ascending, from 0 to {ids - 1}")
-        right = (counts > 0) & (counts <= MOST_REPLIES)
-        check("guard.outlier_count", counts, right, f"from 1 to {MOST_REPLIES}")
-        logs, means = window["log"], outliers["log"]
-        right = np.abs(logs) <= -LOWEST_LOG
-        right[1:] &= logs[1:] >= logs[:-1]
-        check("guard.window_log", logs, right, "ascending logarithms of doubles")
-        check("guard.outlier_log", means, np.abs(means) <= -LOWEST_LOG, "logarithms of doubles")
-        guard._bounds["trend"] = number(state, "guard.trend", least=-LARGEST_TREND, most=LARGEST_TREND)
-        guard._set_window(window, replies)
-        guard._outliers = outliers
-        guard._hits = hits_in(state)
-        suspects = np.array(list(guard._hits), dtype=np.int64)
-        check("guard.suspects", suspects, (suspects >= 0) & (suspects < ids), f"from 0 to {ids - 1}")
-        guard._begun = count(state, "guard.begun") > 0
-        guard._left = count(state, "guard.left") > 0
-        guard._first = _first_replies(state, ids)
+        an_id, a_count, a_log = (0, ids - 1), (1, MOST_REPLIES), (LEAST_LOG, -LEAST_LOG)
+        entry = (an_id, (0, replies - 1), a_log, ABOVE_ZERO)
+        reply = ((0, MOST_REPLIES), a_count, an_id, a_count, ABOVE_ZERO, ABOVE_ZERO, (0.0, ABOVE_ZERO[1]))
+        guard._window = _records(state, "guard.window_", ENTRY, entry)
+        guard._outliers = _records(state, "guard.outlier_", OUTLIER, (an_id, a_count, a_log))
+        guard._first = _records(state, "guard.first_", FIRST, reply)
+        for name, records, key in (("window", guard._window, "log"), ("outlier", guard._outliers, "client")):
+            if len(np.unique(records["client"])) < len(records):
+                raise StateError(f"state has 'guard.{name}_client' twice")
+            records[:] = records[np.argsort(records[key], kind="stable")]
+        guard._bounds["replies"] = replies
+        most = norm_window.LARGEST_TREND
+        guard._bounds["trend"] = number(state, "guard.trend", least=-most, most=most)
+        norm_window.judge_window(guard._bounds, guard._window)
+        guard._hits = hits_in(state, ids)
+        guard._begun, guard._left = count(state, "guard.begun") > 0, count(state, "guard.left") > 0
         return guard
 
 
@@ -274,31 +237,22 @@ def _exp(log: float) -> float:
     return math.exp(min(log, LARGEST_LOG)) if log < math.inf else math.inf
 
 
-def _records(state: Mapping[str, Any], prefix: str, kind: np.dtype[Any]) -> Any:
-    """Records out of one array for each field."""
+def _records(state: Mapping[str, Any], prefix: str, kind: np.dtype[Any], limits: Any) -> Any:
+    """Records out of one array for each field, whose numbers are within ``limits``; a norm may be nan."""
     size = len(array(state, prefix + "client", np.int64, (None,)))
     records = np.zeros(size, dtype=kind)
-    for name in kind.names or ():
-        records[name] = array(state, prefix + name, kind[name].type, (size,))
+    for name, (least, most) in zip(kind.names or (), limits, strict=True):
+        values = records[name] = array(state, prefix + name, kind[name].type, (size,))
+        right = ((values >= least) & (values <= most)) | (np.isnan(values) & (name == "norm"))
+        check(prefix + name, values, right, f"from {least:g} to {most:g}")
     return records
 
 
-def _first_replies(state: Mapping[str, Any], ids: int) -> Replies:
-    """The first replies of ``state``."""
-    sizes = array(state, "guard.first_sizes", np.int64, (None, 3))
-    drawn = array(state, "guard.first_drawn", np.int64, (2, None))
-    told = array(state, "guard.first_told", np.float64, (3, drawn.shape[1]))
-    check("guard.first_sizes", sizes, sizes >= (0, 1, 0), "not negative")
-    if sizes[:, 2].sum() != drawn.shape[1]:
-        raise StateError("state has 'guard.first_sizes' that disagree with 'guard.first_drawn'")
-    right = (drawn >= ((0,), (1,))) & (drawn <= MOST_REPLIES)
-    check("guard.first_drawn", drawn, right, f"ids, and counts above 0, at most {MOST_REPLIES}")
-    check("guard.first_drawn", drawn[0], drawn[0] < ids, f"from 0 to {ids - 1}")
-    right = ((told >= 0.0) & np.isfinite(told)) | np.isnan(told)
-    check("guard.first_told", told, right, "finite and not negative, or nan for no reply")
-    check("guard.first_told", told[:2], told[:2] > 0.0, "above 0 (norms may be 0)")
-    parts = np.split(np.arange(drawn.shape[1]), np.cumsum(sizes[:, 2])[:-1]) if len(sizes) else []
-    return [
-        (Cohort(int(t), int(size), *drawn[:, part], *told[:2, part]), told[2, part])
-        for (t, size, _), part in zip(sizes, parts, strict=True)
-    ]
+def _replies(first: Any) -> Replies:
+    """The first replies by their cohorts, those of clients that were silent apart."""
+    starts = np.flatnonzero(np.diff(first["round"]) | np.diff(np.isnan(first["norm"]))) + 1
+    found = []
+    for part in np.split(first, starts):
+        drawn: Any = (part[name] for name in ("client", "count", "probability", "weight"))
+        found.append((Cohort(int(part["round"][0]), int(part["size"][0]), *drawn), part["norm"]))
+    return found
