@@ -130,7 +130,8 @@ class PlainWindow:
         others = others[max(len(others) + len(told) - REMEMBERED, 0) :]
         median = float(np.median(changes)) if changes else 0.0
         change = 0.2 * min(max(median, -2.0), 2.0)
-        self.trend += change / max(len(others) + len(told), MANY)
+        if abs(median) < 2.0:  # a jump is no trend
+            self.trend += change / max(len(others) + len(told), MANY)
         factor = float(np.exp(change + self.trend * len(told)))
         self.norms = {client: (factor * norm, *rest) for client, (norm, *rest) in others}
         for before, (client, norm) in enumerate(told.items(), self.replies - len(told)):

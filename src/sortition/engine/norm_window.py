@@ -33,7 +33,7 @@ GAIN, LARGEST_CHANGE, LARGEST_TREND = 0.2, 2.0, 2.0
 follows by the same part in the time in which the window is heard once, or in ``MANY`` replies if these are
 more: what a few clients say is mostly noise. It is at most ``LARGEST_TREND`` a reply."""
 ROUNDING = 1e-9
-DEVIATION = 0.85
+DEVIATION = 0.95
 """The deviation over the distance of the ninth decile from the median. It would be 0.78 for log-normal norms;
 but the largest of a few may be far above the others."""
 
@@ -80,8 +80,9 @@ def _follow(bounds: Any, changes: FloatArray, replies: int, size: int) -> float:
     if changes.size:
         median = np.median(changes) - bounds.trend * replies
         change = GAIN * min(max(median, -LARGEST_CHANGE), LARGEST_CHANGE)
-        trend = bounds.trend + change / max(size, MANY)
-        bounds.trend = min(max(trend, -LARGEST_TREND), LARGEST_TREND)
+        if abs(median) < LARGEST_CHANGE:  # a jump is no trend
+            trend = bounds.trend + change / max(size, MANY)
+            bounds.trend = min(max(trend, -LARGEST_TREND), LARGEST_TREND)
     return float(change + bounds.trend * replies)
 
 
