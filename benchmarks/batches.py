@@ -90,7 +90,7 @@ N, CLASSES, WIDTH, BATCH, EPOCHS = 10_000, 10, 50, 32, 15
 PARTS = 2
 """Losses an epoch."""
 STEPS = (0.25, 1.0, 4.0, 16.0)
-TUNING_SEEDS, DECAY_TUNING_SEEDS = 4, 2
+TUNING_SEEDS, DECAY_TUNING_SEEDS = 16, 2
 PROBLEMS = {
     "rare": "rare class (1%)",
     "heavy": "heavy row lengths",

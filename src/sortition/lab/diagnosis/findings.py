@@ -481,7 +481,8 @@ class Diagnosis:
                 "gradients that cancel out, which saves the most.",
                 "This compares the noise of single batches, which counts where steps are as large as noise "
                 "allows. Over an epoch the noise of a plain shuffle cancels out, that of adaptive batches "
-                "over some epochs: at one small step size for both, a plain shuffle is as fast or faster.",
+                "over some epochs: at one small step size for both, a plain shuffle is as fast or faster. "
+                "So raise the step, two or three times.",
                 *noise.notes,
             )
         if noise.pilots:
@@ -583,6 +584,8 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         head = f"{self.title}\nVerdict: {self.verdict.upper()}"
+        if self.noise.provisional:
+            head += ", provisionally"
         facts = "\n".join(f"- {fact}" for fact in self.facts)
         return f"{head}\n{self.sentence}\n\n{self.table}\n\n{facts}"
 
