@@ -665,18 +665,25 @@ def test_ranks_partition_the_examples_and_keep_in_step(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_the_mean_over_ranks_is_unbiased(ranks: int) -> None:
-    """E[copies] * weight / draws over all ranks is 1/n for each example, also where shards differ in size."""
-    per_example = np.zeros(N)
+def test_the_objective_is_that_of_all_examples_over_ranks(ranks: int) -> None:
+    """An example counts for T epochs and what it was owed at first, less what it is owed now; all are alike.
+
+    With a prior, groups and shards of unequal size, and norms that teach.
+    """
+    epochs, counts, owed = 30, np.zeros(N), np.zeros(N)
     for rank in range(ranks):
-        sampler = make(num_replicas=ranks, rank=rank, prior=NORMS / NORMS.sum())
-        list(sampler)  # what is owed from earlier epochs is not in its weights
-        p = sampler.probabilities()
-        for ticket in sampler.tickets():
-            per_example[ticket.examples] = p[ticket.examples] * ticket.weights / ranks
-        unseen = (per_example == 0.0) & (p > 0.0)
-        per_example[unseen] = 1 / N  # not drawn in this epoch
-    assert per_example == pytest.approx(1 / N, rel=0.01)  # a phase may lie a little outside of its unit
+        sampler = make(num_replicas=ranks, rank=rank, prior=NORMS / NORMS.sum(), groups=np.arange(N) % 7)
+        mine = np.flatnonzero(sampler.probabilities() > 0.0)
+        owed[mine] += sampler.state_dict()["debts"].numpy()
+        draws = 0
+        for _ in range(epochs):
+            for examples, weights in epoch(sampler):
+                np.add.at(counts, examples, weights)
+                draws += len(examples)
+        counts[mine] *= N * epochs / (ranks * draws)
+        owed[mine] -= sampler.state_dict()["debts"].numpy()
+    assert counts == pytest.approx(epochs + owed, rel=1e-9)
+    assert np.abs(owed).max() < 0.2 * epochs
 
 
 def test_a_rank_resumes_with_its_own_state_only() -> None:
