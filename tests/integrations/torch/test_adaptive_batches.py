@@ -784,15 +784,32 @@ def test_who_learns_without_weighing_is_told_once(use: str) -> None:
 @pytest.mark.filterwarnings("default:no norms")
 @pytest.mark.parametrize("tickets", [False, True])
 def test_who_observes_nothing_is_told_once(tickets: bool) -> None:
-    """After the first epoch; a look at one batch is no epoch."""
-    sampler = make()
-    batches = loader(sampler) if tickets else sampler
-    next(iter(batches))
+    """When the second epoch begins."""
     sampler = make()
     batches = loader(sampler) if tickets else sampler
     with pytest.warns(UserWarning, match="no norms were observed in the first epoch") as said:
         [list(batches) for _ in range(3)]
     assert len(said) == 1
+
+
+@pytest.mark.filterwarnings("error:no norms")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_look_or_feedback_after_the_loop_is_no_mistake(workers: int) -> None:
+    batches = loader(make(), workers)
+    next(iter(batches))
+    for _ in range(2):
+        for ticket in [ticket for _, ticket in batches]:
+            ticket.mean(torch.ones(len(ticket)))
+            ticket.observe(NORMS[ticket.examples])
+
+
+def test_a_state_of_an_epoch_that_is_not_used_goes_on_the_same_after_leave() -> None:
+    batches, resumed = loader(make(prior=NORMS / NORMS.sum())), loader(make(prior=NORMS / NORMS.sum()))
+    next(iter(batches))
+    resumed.load_state_dict(batches.state_dict())
+    for each in (batches, resumed):
+        each.leave()
+    assert given(list(batches)) == given(list(resumed))
 
 
 # Epochs that were not used ------------------------------------------------------------------------------
@@ -812,22 +829,24 @@ def counts_with(between: Callable[[TicketLoader], object], epochs: int = 50) -> 
     return counts / epochs
 
 
-@pytest.mark.parametrize("between", [lambda batches: next(iter(batches)), list], ids=["look", "evaluation"])
-def test_epochs_that_are_not_used_leave_no_trace(between: Callable[[TicketLoader], object]) -> None:
-    """A look at one batch, or an evaluation, after every epoch: all counts are as without."""
-    counts = counts_with(between)
+def test_a_look_at_a_batch_leaves_no_trace() -> None:
+    """After every epoch: all counts are as without."""
+    counts = counts_with(lambda batches: next(iter(batches)))
     assert np.abs(counts - 1.0).max() < 2.0 * 2.0 / 50 + 1e-9  # two weights of an example with e = 1/2
 
 
-def test_epochs_that_are_used_in_part_miss_examples_at_random() -> None:
-    """A batch that is weighed, after every epoch: no example is left out, or drawn twice as often."""
+def one_more(batches: TicketLoader) -> None:
+    for _, ticket in batches:
+        assert len(ticket.weights)
+        break
 
-    def one_more(batches: TicketLoader) -> None:
-        for _, ticket in batches:
-            assert len(ticket.weights)
-            break
 
-    counts = counts_with(one_more)
+@pytest.mark.parametrize("between", [one_more, list])
+def test_epochs_that_are_used_in_part_or_not_at_all_keep_no_step(
+    between: Callable[[TicketLoader], object],
+) -> None:
+    """A batch that is weighed, or an evaluation, after every epoch: no example is left out."""
+    counts = counts_with(between)
     # fresh starts: each epoch counts for 0 or 2 with e = 1/2, a deviation of 1 / sqrt(50)
     assert np.abs(counts - 1.0).max() < 4.5 / np.sqrt(50)
     assert counts[:100].mean() == pytest.approx(1.0, abs=0.02)
@@ -933,7 +952,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "epochs_begun": lambda state: -1,
     "position": lambda state: 7,
     "phases": lambda state: state["phases"] + 0.1,
-    "debts": lambda state: state["debts"] - 12.0,
+    "debts": lambda state: state["debts"] - 20.0,
     "means": lambda state: state["means"] + 1e300,
     "visits": lambda state: state["visits"].bfloat16(),
     "evidence": lambda state: state["evidence"] - 9.0,

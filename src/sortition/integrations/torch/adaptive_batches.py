@@ -36,7 +36,7 @@ PARTITION = 2**62
 PRIOR_UNIFORM = 0.1
 """Share of a given prior that is made uniform: it bounds the weights, and a wrong prior can be unlearnt."""
 FURTHEST_PHASE = 8.0
-"""Phases are between -1 and 2, but for what many epochs of other p may add."""
+"""Phases are between about -1 and 2."""
 LARGEST = 1e120
 """Larger norms count as this: the sum of their squares must be finite."""
 SUM_TOLERANCE = 1e-5
@@ -70,8 +70,6 @@ class EpochPlan:
     """Whether anybody asked for the weights of a batch."""
     heard: bool = False
     """Whether norms of a batch were observed."""
-    told: bool = False
-    """Whether it was said that none were."""
     ticketed: bool = False
     """Whether anybody asked for tickets."""
     used_before: bool = False
@@ -81,7 +79,8 @@ class EpochPlan:
     @property
     def used(self) -> bool:
         """Whether any batch was trained on: weighed or observed, or in a loop without tickets."""
-        return self.weighed or self.heard or self.used_before or not self.ticketed
+        without_tickets = not self.ticketed and self.asked > self.first
+        return self.weighed or self.heard or self.used_before or without_tickets
 
     @property
     def reached(self) -> int:
@@ -251,8 +250,9 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     it did not know. It is 0.15 at least, so without a ``prior`` no :math:`1 / (n p_i)` is above 1 / 0.15.
 
     With ``drop_last`` an epoch has whole batches only; examples that had no place come first in the next one.
-    An epoch of which nothing was weighed or observed, such as a look at one batch, leaves no trace. After one
-    that was used in part, what is carried is dealt anew at random: what was not given is missing at random.
+    A look at some batches, of which nothing was weighed or observed, leaves no trace. After an epoch that was
+    used in part, or run to its end and not used, what is carried is dealt anew, so that what is missing is
+    missing at random.
 
     ``prior`` is a distribution over the examples to start from and to shrink to, such as known row norms over
     their sum; a tenth of uniform draws is mixed in, so that no :math:`1 / (n p_i)` is above 67. With
@@ -380,15 +380,21 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         if self._plan is None and self._position < len(self):
             self._plan_again()
         if self._plan is not None:
-            self._warn_if_misused()
+            self._warn_if_not_weighed()
+            self._warn_if_not_heard()
             self._carried, self._position = self._carried_on(self._plan, self._plan.reached), len(self)
             self._plan, self._used = None, False
 
     def _carried_on(self, plan: EpochPlan, reached: int) -> Carried:
-        """What an epoch of which so many batches were given leaves to the next one."""
-        if not plan.used:
-            return self._carried
-        return plan.carried if reached == len(self) else self._dealt()
+        """What an epoch of which so many batches were given leaves to the next one.
+
+        After a look at some batches that were not used it is as before. If the whole epoch was not used, or
+        only a part of it was, phases that went on, or stayed, would keep step with such epochs.
+        """
+        whole = reached == len(self)
+        if whole == plan.used:
+            return plan.carried if whole else self._carried
+        return self._dealt()
 
     def _dealt(self) -> Carried:
         """Dealt at random, for what was learnt when the epoch was planned."""
@@ -471,21 +477,23 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
                 f"{(self.num_replicas, self.rank)}: build the sampler after init_process_group, or give both"
             )
 
-    def _warn_if_misused(self) -> None:
-        """Whoever learns from an epoch of unequal draws must have weighed it; and somebody should learn."""
+    def _warn_if_not_weighed(self) -> None:
+        """Whoever learns from an epoch of unequal draws must have weighed it."""
         plan = self._plan
-        if plan is None:
-            return
-        if plan.heard and not plan.weighed and np.ptp(plan.weights) > SUM_TOLERANCE:
+        if plan is not None and plan.heard and not plan.weighed and np.ptp(plan.weights) > SUM_TOLERANCE:
             plan.weighed = True  # said once
             warnings.warn(
                 f"the losses of epoch {plan.epoch} were not weighed: examples that are drawn more often "
                 "count for more; use ticket.mean(losses), or ticket.weights",
                 stacklevel=3,
             )
-        to_the_end = plan.first == 0 and plan.asked == len(self)
-        if plan.epoch == 0 and to_the_end and not plan.heard and not plan.told:
-            plan.told = True
+
+    def _warn_if_not_heard(self) -> None:
+        """Somebody should learn from the first epoch, if it was run to its end."""
+        plan = self._plan
+        if plan is None or plan.epoch > 0 or plan.first > 0 or plan.reached < len(self):
+            return
+        if not plan.heard:
             warnings.warn(
                 "no norms were observed in the first epoch, so that nothing is learnt; loop over a "
                 "TicketLoader, and call ticket.observe(norms) in every step",
@@ -606,9 +614,9 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
         check("phases", phases, np.abs(phases) <= FURTHEST_PHASE, f"at most {FURTHEST_PHASE} from 0")
         if abs(phases.sum() - 0.5 * size) > 0.5 + SUM_TOLERANCE * size:
             raise StateError(f"phases must sum to about {0.5 * size}, half their number, got {phases.sum()}")
-        most = 1.5 / (LEAST_SHARE * expected_copies(self._prior[self._shard], self._draws))
+        most = 2.0 / (LEAST_SHARE * expected_copies(self._prior[self._shard], self._draws))
         inside = (debts >= -1.01 * most) & (debts <= most + epochs)
-        check("debts", debts, inside, "at least -3/2 / least n p, and at most that and the epochs")
+        check("debts", debts, inside, "at least -2 / least n p, and at most that and the epochs")
         return Carried(phases, debts)
 
     def __repr__(self) -> str:
@@ -671,7 +679,7 @@ class TicketLoader:
             yield batch, ticket
             if ticket._plan.given < len(self):
                 self.sampler._check_plan(ticket._plan)
-        self.sampler._warn_if_misused()
+        self.sampler._warn_if_not_weighed()
 
     @property
     def epochs_done(self) -> int:
