@@ -31,7 +31,7 @@ So the weighted count of an example after T epochs is T less what it is owed, wh
           -\frac{3/2}{\min_t e_i} \le D_i^{(T)} \le \frac12 + \text{the epochs since it was drawn}
 
 The lower bound holds as an example gets one copy at most that it is not owed, so that no phase is below -1.
-With fewer than ten examples it may be by a tenth: one that has had too much gets one more if nobody else can.
+With fewer than ten examples a phase may be -1.1: one that has had too much gets one more if nobody else can.
 
 *Unbiased given the past* an epoch is not, and can't be: counts with the right mean given the past make a
 martingale, whose error grows with the root of the number of epochs. With random reshuffling, too, the last

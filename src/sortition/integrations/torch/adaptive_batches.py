@@ -388,8 +388,9 @@ class AdaptiveBatchSampler(Sampler[list[int]]):
     def _carried_on(self, plan: EpochPlan, reached: int) -> Carried:
         """What an epoch of which so many batches were given leaves to the next one.
 
-        After a look at some batches that were not used it is as before. If the whole epoch was not used, or
-        only a part of it was, phases that went on, or stayed, would keep step with such epochs.
+        One that was used to its end goes on, and a look at some batches changes nothing. An epoch that was
+        used in part, or run and not used, is followed by a new deal: otherwise phases would keep step with
+        such epochs.
         """
         whole = reached == len(self)
         if whole == plan.used:

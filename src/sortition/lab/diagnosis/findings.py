@@ -482,7 +482,7 @@ class Diagnosis:
                 "This compares the noise of single batches, which counts where steps are as large as noise "
                 "allows. Over an epoch the noise of a plain shuffle cancels out, that of adaptive batches "
                 "over some epochs: at one small step size for both, a plain shuffle is as fast or faster. "
-                "So raise the step, two or three times.",
+                "So raise the step, to two or three times its size.",
                 *noise.notes,
             )
         if noise.pilots:
