@@ -542,7 +542,7 @@ def test_rare_lies_hold_no_more_than_outliers_may(deviation: float) -> None:
         return 5.0 * bound if t > 8 and replies[client] % 7 == 1 else norm
 
     held = played(sampler, norms, 600, now_and_then)
-    assert sampler._people[0]["squares"] > 1.0  # mean squares count
+    assert sampler._people[0]["theta"] > 1.0  # mean squares count
     assert held <= guard_of(sampler).largest_share(0.05)
 
 

@@ -272,7 +272,7 @@ ENGINES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "vrb": (VRBSampler, REWEIGHTED),
     "empirical bayes": (
         EmpiricalBayesSampler,
-        (*REWEIGHTED, *GUARD, "beliefs", "noise", "met", "level", "log_loss", "squares"),
+        (*REWEIGHTED, *GUARD, "beliefs", "noise", "met", "level", "log_loss", "theta"),
     ),
     "k-vib": (lambda **common: KVibSampler(num_rounds=40, **common), ("log_omega", "masses")),
     "portfolio": (
@@ -332,8 +332,8 @@ def test_no_entry_is_nan_or_infinite(name: str, entry: str, bad: float) -> None:
         ("vrb", "share", 1.5),
         ("vrb", "share", -0.5),
         ("osmd", "bases", -1.0),
-        ("empirical bayes", "squares", -0.1),
-        ("empirical bayes", "squares", 2.1),
+        ("empirical bayes", "theta", -0.1),
+        ("empirical bayes", "theta", 2.1),
     ],
 )
 def test_no_share_or_base_is_out_of_bounds(name: str, entry: str, bad: float) -> None:

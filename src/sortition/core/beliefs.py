@@ -7,144 +7,34 @@ r"""What the default sampler believes of each client: the specification, over ar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from sortition.core.types import BoolArray, FloatArray, IntArray
+from sortition.core.types import FloatArray, IntArray
 
-PRIOR_UNIFORM = 0.1
-"""Share of the prior that is uniform; the rest is proportional to the data sizes."""
-LEAST_SHARE = 0.12
-"""Share of the draws that come from the prior at least: it bounds the weights."""
-DISCOVERY = 1.5
-"""A round in which the prior's draws were worth more than this multiplies their share by that worth."""
-HOLD = 0.3
-"""Otherwise the share falls, and losses are forgotten, by e^-hold in a *sweep*: M draws."""
-LEAST_LOSS = 1e-300
-"""An estimated loss is taken to be at least this: one divides by it."""
-LOSS_MEMORY = 0.9
-"""Memory of the running loss, in rounds."""
-TRUST = (0.1, 3.0, 4.0)
-"""What was learnt and the prior are compared by the fourth powers of their losses. Before there is evidence,
-the prior has lost 3 times as much, for 0.1 sweeps."""
-SQUARES = (0.015, 2.0)
-"""How fast theta, the weight of mean squares, follows the slope of the loss, and its bound. That is above 1,
-since the prior's share flattens what was learnt."""
-SURPRISE = 1.2
-"""Two surprises in a row with one sign, both beyond this many standard deviations, shorten the memory."""
-FORGETTING, LEAST_VISITS = 0.5, 1.001
-"""The factor by which they do, and how many visits they leave: with one, nothing would be left of the mean
-before, and a norm far below it would have the logarithm of 0."""
-FIRST_NOISE = (0.5, 2.0)
-"""The variance of a deviation before any is known, and how many deviations that counts for."""
-LARGEST_DEVIATION = 5.0
-"""Bound on a deviation when the noise is estimated."""
-CLIPPED = 2.0
-"""A deviation counts for at most this many standard deviations when the level follows."""
-CHANCE = 2.0
-"""The level follows by 1 - this / z^2 of a cohort's mean deviation, which is z times its standard error: not
-at all where it may be chance."""
-ANCHOR = 0.02
-"""In each round the level also moves by this part of the mean of all typical values, which keeps it near."""
-GROWTH = 1.5
-"""If sizes differ, clients never drawn follow what was learnt when so many times as many clients have replied
-as the last time."""
-REPLIES = (2.0, 10.0)
-"""The chance to reply: how many draws all clients' chance counts for, and the draws that are remembered."""
-SURE, GONE = 0.9, 1e-6
-"""A client is taken to have gone when its misses in a row are less likely than the second number, by its
-chance to reply before them, or by the first number if that is less."""
-LEAST_CHANCE = 1e-4
-"""A client's chance to reply is taken to be at least this. The prior's share finds it when it returns."""
-LARGEST_BLUR = 1e6
-"""If rounding may have grown to this many units, the sums over clients are made anew."""
-LEAST_SPREAD = 1e-3
-"""A variance between clients is taken to be at least this: one divides by it."""
-ROUNDING = 1e-9
-"""Prior masses that differ by no more than this, relative to each other, are equal."""
-LOWEST, HIGHEST = -8.0, 300.0
-"""Bounds of the logarithms, relative to the level."""
-
-
-@dataclass
-class Population:
-    """Running sums; all logarithms are of feedback over the squared prior, relative to the common level."""
-
-    level: float = math.nan
-    """The common level that all logarithms are relative to; nan before the first feedback."""
-    log_loss: float = math.nan
-    """Logarithm of the running estimate of the variance loss."""
-    discovered: float = field(default_factory=lambda: LEAST_SHARE)
-    """The prior's share by discoveries."""
-    learnt_loss: float = 0.0
-    """Estimated loss of what was learnt, with the least share of the prior; recent rounds."""
-    prior_loss: float = 0.0
-    """The same of the prior."""
-    share: float = field(default_factory=lambda: LEAST_SHARE)
-    """Share of the draws that come from the prior."""
-    squares: float = 0.0
-    """theta: clients are judged by mean norms at 0, by mean squares at 1."""
-    met: float = 0.0
-    """Clients that have replied and have not left; all sums below are over these."""
-    first_squares: float = 0.0
-    """Sum of exp(x - B c) over first visits: what a client never met is expected to have."""
-    means: float = 0.0
-    """Sum of the clients' means y."""
-    square_means: float = 0.0
-    """Sum of y^2."""
-    inverse_visits: float = 0.0
-    """Sum of 1 / n over the clients' visits: how much of the means' spread is noise."""
-    sizes: float = 0.0
-    """Sum of c over those met."""
-    square_sizes: float = 0.0
-    """Sum of c^2."""
-    products: float = 0.0
-    """Sum of c y."""
-    heard_clients: float = 0.0
-    """Clients that have sent a norm above zero and have not left."""
-    typicals: float = 0.0
-    """Sum of what is typical of them."""
-    blur: float = 0.0
-    """Rounding in these sums since clients left, relative to them, in units of a double's. A client that
-    made up nearly all of a sum leaves the others with few digits."""
-    noise: float = field(default_factory=lambda: FIRST_NOISE[0] * FIRST_NOISE[1])
-    """Sum of squared deviations of observations from their clients' means."""
-    noise_count: float = field(default_factory=lambda: FIRST_NOISE[1])
-    slope: float = 0.0
-    """B, how x goes with the logarithm of the prior, as it was used last for those never met."""
-    stranger: float = 0.0
-    """log E[exp(x)] of a client never drawn with c = 0, times its chance to reply, as it was used last."""
-    followed: float = 0.0
-    """How many clients had replied when those two were set last, without those that have left since."""
-    drawn: float = field(default_factory=lambda: REPLIES[0])
-    """How often clients were drawn."""
-    replied: float = field(default_factory=lambda: REPLIES[0])
-    """How often they replied."""
-    drawn_left: float = 0.0
-    """How often those that have left were drawn."""
-    replied_left: float = 0.0
-    """How often those replied."""
-
-    @property
-    def noise_variance(self) -> float:
-        """Variance of one deviation."""
-        return self.noise / self.noise_count
-
-    @property
-    def mean(self) -> float:
-        """The mean of the clients' means."""
-        return self.means / self.met if self.met else 0.0
-
-    @property
-    def spread(self) -> float:
-        """Variance of the clients' means, noise included."""
-        return max(self.square_means / self.met - self.mean**2, LEAST_SPREAD)
-
-    @property
-    def chance(self) -> float:
-        """The chance of all clients to reply."""
-        return max((self.replied - self.replied_left) / (self.drawn - self.drawn_left), LEAST_CHANCE)
+PRIOR_UNIFORM = 0.1  # share of the prior that is uniform; the rest is proportional to the data sizes
+LEAST_SHARE = 0.12  # share of the draws that come from the prior at least: it bounds the weights
+DISCOVERY = 1.5  # a round in which the prior's draws were worth more multiplies their share by that worth
+HOLD = 0.3  # otherwise the share falls, and losses are forgotten, by e^-hold in a sweep: M draws
+LOSS_MEMORY = 0.9  # memory of the running loss, in rounds
+TRUST = (0.1, 3.0, 4.0)  # before there is evidence, for 0.1 sweeps, the prior has lost 3 times as much; power
+SQUARES = (0.015, 2.0)  # how fast theta follows the slope of the loss; its bound
+SURPRISE = 1.2  # two surprises in a row with one sign, beyond so many deviations, shorten the memory
+FORGETTING, LEAST_VISITS = 0.5, 1.001  # by this factor; and to so many visits at least: one has no mean
+FIRST_NOISE = (0.5, 2.0)  # variance of a deviation before any is known; how many deviations it counts for
+LARGEST_DEVIATION = 5.0  # bound on a deviation when the noise is estimated
+CLIPPED = 2.0  # a deviation counts for at most so many standard deviations when the level follows
+CHANCE = 2.0  # the level follows a cohort's mean deviation by 1 - this / z^2
+ANCHOR = 0.02  # the level also moves by this part of the mean of all typical values, which keeps it near
+GROWTH = 1.5  # if sizes differ, clients never drawn follow when so many times as many have replied
+REPLIES = (2.0, 10.0)  # chance to reply: draws that all clients' chance counts for; draws remembered
+SURE, GONE = (
+    0.9,
+    1e-6,
+)  # a client has gone if its misses are less likely, with a chance of at most SURE before
+LEAST_CHANCE = 1e-4  # least chance to reply; the prior's share finds a client when it returns
+LEAST_LOSS, LEAST_SPREAD, ROUNDING = 1e-300, 1e-3, 1e-9  # one divides by these; equal logarithms of masses
+LOWEST, HIGHEST = -8.0, 300.0  # bounds of the logarithms, relative to the level
 
 
 class Beliefs:
@@ -170,62 +60,50 @@ class Beliefs:
     """
 
     def __init__(self, prior: FloatArray, cohort_size: int) -> None:
-        self._prior, self._cohort_size = prior, cohort_size
-        self._c = np.log(prior) - np.log(prior).mean()
-        self.people = Population()
+        self.prior, self.c = prior, np.log(prior) - np.log(prior).mean()
+        self.sweep = min(cohort_size / len(prior), 1.0)  # the part of a sweep that a round is
+        self.level = self.log_loss = math.nan  # before the first feedback
+        self.learnt_loss = self.prior_loss = self.theta = 0.0
+        self.share = self.discovered = LEAST_SHARE  # alpha, and what discoveries make of it
+        self.noise, self.noise_count = FIRST_NOISE[0] * FIRST_NOISE[1], FIRST_NOISE[1]
+        self.slope = self.stranger = self.followed = 0.0  # B and u, as those never drawn followed them last
+        self.drawn = self.replied = REPLIES[0]
+        self.log = np.full(len(prior), np.nan)  # h and the chance to reply, of those that were drawn
+        # y and z over n visits, the last surprise, the first x; the typical x, over so many heard
         self.mean, self.square, self.visits, self.surprise, self.first = np.zeros((5, len(prior)))
-        self._log = np.zeros(len(prior))  # h, of those that were drawn
         self.typical, self.heard = np.zeros((2, len(prior)))
-        self._touched = np.zeros(len(prior), dtype=bool)
         self.chance, self.before = np.ones((2, len(prior)))  # the second: before the present misses in a row
         self.tries, self.misses, self.missed_at = np.zeros((3, len(prior)))
 
-    @property
-    def _sweep(self) -> float:
-        """The part of a sweep that a round is."""
-        return min(self._cohort_size / len(self._prior), 1.0)
-
     def learnt(self) -> FloatArray:
         """q."""
-        of_strangers = 0.5 * (self.people.stranger + self.people.slope * self._c)
-        masses = self._prior * np.exp(np.where(self._touched, self._log, of_strangers))
+        of_strangers = 0.5 * (self.stranger + self.slope * self.c)
+        masses = self.prior * np.exp(np.where(np.isnan(self.log), of_strangers, self.log))
         return np.asarray(masses / masses.sum())
 
     def probabilities(self) -> FloatArray:
         """p."""
-        return (1.0 - self.people.share) * self.learnt() + self.people.share * self._prior
+        return (1.0 - self.share) * self.learnt() + self.share * self.prior
 
     def miss(self, clients: IntArray) -> None:
         """``clients`` were drawn and did not reply."""
         self._count(clients, 0.0)
-        self._follow_strangers()
         self._set(clients)
 
     def learn(self, clients: IntArray, weights: FloatArray, log_feedback: FloatArray) -> None:
         """Learn from the feedback of ``clients``, which replied."""
         self._count(clients, 1.0)
-        people = self.people
-        x = log_feedback - 2.0 * np.log(self._prior[clients])
-        something = log_feedback.max() > -math.inf
-        if math.isnan(people.level):
-            if not something:  # there is no level yet
-                self._follow_strangers()
-                self._set(clients)
-                return
-            people.level = float(np.median(x[x > -math.inf]))
-        if something:
+        x, telling = log_feedback - 2.0 * np.log(self.prior[clients]), log_feedback > -math.inf
+        if math.isnan(self.level) and telling.any():
+            self.level = float(np.median(x[telling]))
+        if telling.any():
             self._weigh_prior(clients, weights, log_feedback)
-        x = np.clip(x - people.level, LOWEST, HIGHEST)
-        above_zero = log_feedback > -math.inf  # a zero says nothing about the level
-        known = above_zero & (self.heard[clients] > 0.0)
-        if known.any():
-            x = np.clip(x - self._follow_level(clients[known], x[known]), LOWEST, HIGHEST)
-        self._follow_typical(clients[above_zero], x[above_zero])
-        self._remember(clients, x, self.visits[clients] > 0.0)
-        self._follow_strangers()
+        if not math.isnan(self.level):
+            x = np.clip(x - self.level, LOWEST, HIGHEST)
+            x = np.clip(x - self._follow_level(clients[telling], x[telling]), LOWEST, HIGHEST)
+            self._follow_typical(clients[telling], x[telling])
+            self._remember(clients, x)
         self._set(clients)
-
-    # Details -----------------------------------------------------------------------------------------
 
     def _count(self, clients: IntArray, reply: float) -> None:
         """A running mean of replies, which starts from all clients' chance.
@@ -233,19 +111,19 @@ class Beliefs:
         A miss in a row counts if somebody has replied since the last one: while nobody does, nobody is taken
         to have gone.
         """
-        people = self.people
-        people.drawn += len(clients)
-        people.replied += reply * len(clients)
-        first, most = REPLIES
+        self.drawn += len(clients)
+        self.replied += reply * len(clients)
         new = self.tries[clients] == 0.0
-        before = np.where(new, people.chance, self.chance[clients])
-        self.tries[clients] = np.minimum(np.where(new, first, self.tries[clients]) + 1.0, most)
+        before = np.where(new, self._chance_of_all(), self.chance[clients])
+        self.tries[clients] = np.minimum(np.where(new, REPLIES[0], self.tries[clients]) + 1.0, REPLIES[1])
         self.chance[clients] = before + (reply - before) / self.tries[clients]
         self.before[clients] = np.where(self.misses[clients] == 0.0, before, self.before[clients])
-        self.misses[clients] = (
-            0.0 if reply else self.misses[clients] + (self.missed_at[clients] < people.replied)
-        )
-        self.missed_at[clients] = people.replied
+        counted = self.misses[clients] + (self.missed_at[clients] < self.replied)
+        self.misses[clients] = 0.0 if reply else counted
+        self.missed_at[clients] = self.replied
+
+    def _chance_of_all(self) -> float:
+        return max(self.replied / self.drawn, LEAST_CHANCE)
 
     def _weigh_prior(self, clients: IntArray, weights: FloatArray, log_feedback: FloatArray) -> None:
         r"""Raise the prior's share when its draws were worth more, or when what was learnt is no better.
@@ -258,34 +136,30 @@ class Beliefs:
         The slope of that loss in :math:`\theta` is about :math:`-\sum \mathrm{weight}\,a\,(v - E_q v) / 2q`,
         with v = z - y. Theta moves against it.
         """
-        people, forgotten = self.people, math.exp(-HOLD * self._sweep)
-        p, q, prior = self.probabilities()[clients], self.learnt()[clients], self._prior[clients]
-        varied = self.square[clients] - self.mean[clients]
+        forgotten = math.exp(-HOLD * self.sweep)
+        p, q, prior = self.probabilities()[clients], self.learnt()[clients], self.prior[clients]
         parts = np.log(weights) + log_feedback
-        log_loss = log_sum_exp(parts - np.log(p))
-        if math.isnan(people.log_loss):
-            people.log_loss = log_loss
-            people.learnt_loss = TRUST[0] / self._sweep
-            people.prior_loss = TRUST[0] * TRUST[1] / self._sweep
-        people.log_loss = log_sum_exp(
-            np.array([math.log(LOSS_MEMORY) + people.log_loss, math.log1p(-LOSS_MEMORY) + log_loss])
-        )
-        scale = max(log_loss, people.log_loss)
+        log_loss = float(np.logaddexp.reduce(parts - np.log(p)))
+        if math.isnan(self.log_loss):
+            self.log_loss = log_loss
+            self.learnt_loss, self.prior_loss = TRUST[0] / self.sweep, TRUST[0] * TRUST[1] / self.sweep
+        kept, new = math.log(LOSS_MEMORY) + self.log_loss, math.log1p(-LOSS_MEMORY) + log_loss
+        self.log_loss = float(np.logaddexp(kept, new))
+        scale = max(log_loss, self.log_loss)
         found = float((np.exp(parts - np.log(p) - scale) * (prior / p)).sum())
         worth = found + 1.0 - math.exp(log_loss - scale)
-        discovered = people.discovered * (worth if worth > DISCOVERY else forgotten)
-        people.discovered = min(max(discovered, LEAST_SHARE), 1.0)
+        discovered = self.discovered * (worth if worth > DISCOVERY else forgotten)
+        self.discovered = min(max(discovered, LEAST_SHARE), 1.0)
 
-        parts = np.exp(parts - people.log_loss)
-        mixed = (1.0 - LEAST_SHARE) * q + LEAST_SHARE * prior
-        losses = parts / mixed
-        people.learnt_loss = forgotten * people.learnt_loss + float(np.sum(losses))
-        people.prior_loss = forgotten * people.prior_loss + float(np.sum(parts / prior))
-        odds = (people.learnt_loss / max(people.prior_loss, LEAST_LOSS)) ** TRUST[2]
-        people.share = max(people.discovered, LEAST_SHARE + (1.0 - LEAST_SHARE) * odds / (1.0 + odds))
-        average = float((weights * mixed * varied).sum() / (weights * mixed).sum())
-        squares = people.squares + SQUARES[0] * float((losses * (varied - average)).sum())
-        people.squares = min(max(squares, 0.0), SQUARES[1])
+        parts, mixed = np.exp(parts - self.log_loss), (1.0 - LEAST_SHARE) * q + LEAST_SHARE * prior
+        self.learnt_loss = forgotten * self.learnt_loss + float((parts / mixed).sum())
+        self.prior_loss = forgotten * self.prior_loss + float((parts / prior).sum())
+        odds = (self.learnt_loss / max(self.prior_loss, LEAST_LOSS)) ** TRUST[2]
+        self.share = max(self.discovered, LEAST_SHARE + (1.0 - LEAST_SHARE) * odds / (1.0 + odds))
+        varied = self.square[clients] - self.mean[clients]
+        average = (weights * mixed * varied).sum() / (weights * mixed).sum()
+        theta = self.theta + SQUARES[0] * float((parts / mixed * (varied - average)).sum())
+        self.theta = min(max(theta, 0.0), SQUARES[1])
 
     def _follow_level(self, clients: IntArray, x: FloatArray) -> float:
         """Move the level by the mean deviation of clients heard before, and return by how much.
@@ -295,95 +169,66 @@ class Beliefs:
         whose norms wander are drawn more often after large ones, so that what is heard next is smaller on
         average. The anchor keeps the level from following this for ever.
         """
-        people, noise = self.people, math.sqrt(self.people.noise_variance)
-        deviations = np.clip((x - self.typical[clients]) / noise, -CLIPPED, CLIPPED)
-        total = float(np.sum(deviations))
-        part = max(1.0 - CHANCE * len(clients) / max(total**2, CHANCE), 0.0)
-        change = part * noise * total / len(clients) + ANCHOR * people.typicals / people.heard_clients
-        people.level += change
+        known = self.heard[clients] > 0.0
+        if not known.any():
+            return 0.0
+        noise = math.sqrt(self.noise / self.noise_count)
+        total = np.clip((x - self.typical[clients])[known] / noise, -CLIPPED, CLIPPED).sum()
+        part = max(1.0 - CHANCE * known.sum() / max(total**2, CHANCE), 0.0)
+        change = float(part * noise * total / known.sum() + ANCHOR * self.typical[self.heard > 0.0].mean())
+        self.level += change
         return change
 
     def _follow_typical(self, clients: IntArray, x: FloatArray) -> None:
         """The value from which a client's clipped deviations are 0 on average, of its norms above zero."""
-        people, before, heard = self.people, self.typical[clients], self.heard[clients]
-        largest = CLIPPED * math.sqrt(people.noise_variance)
+        before, heard = self.typical[clients], self.heard[clients]
+        largest = CLIPPED * math.sqrt(self.noise / self.noise_count)
         moved = before + np.clip(x - before, -largest, largest) / np.maximum(heard + 1.0, 2.0)
         self.typical[clients] = np.where(heard > 0.0, moved, x)
         self.heard[clients] += 1.0
-        people.heard_clients += np.count_nonzero(heard == 0.0)
-        people.typicals += float(np.sum(self.typical[clients] - before))
 
-    def _remember(self, clients: IntArray, x: FloatArray, known: BoolArray) -> None:
+    def _remember(self, clients: IntArray, x: FloatArray) -> None:
         """Update the clients' means; two surprises in a row with one sign shorten their memories."""
-        people = self.people
-        mean, visits, last, c = (
-            values[clients] for values in (self.mean, self.visits, self.surprise, self._c)
+        mean, square, visits, last = (
+            a[clients] for a in (self.mean, self.square, self.visits, self.surprise)
         )
+        known = visits > 0.0
         away = np.where(known, deviation(x, mean), 0.0)
-        counted = np.minimum(away**2, LARGEST_DEVIATION**2) * visits / (visits + 1.0)
-        people.noise += float(np.sum(counted[known]))
-        people.noise_count += np.count_nonzero(known)
-        surprise = away / np.sqrt(people.noise_variance * (1.0 + 1.0 / np.maximum(visits, 1.0)))
+        self.noise += (np.minimum(away**2, LARGEST_DEVIATION**2) * visits / (visits + 1.0)).sum()
+        self.noise_count += np.count_nonzero(known)
+        surprise = away / np.sqrt(self.noise / self.noise_count * (1.0 + 1.0 / np.maximum(visits, 1.0)))
         twice = np.minimum(surprise * np.sign(last), np.abs(last)) > SURPRISE
-        new_visits = np.where(twice, np.maximum(FORGETTING * (visits + 1.0), LEAST_VISITS), visits + 1.0)
+        visits = np.where(twice, np.maximum(FORGETTING * (visits + 1.0), LEAST_VISITS), visits + 1.0)
+        self.visits[clients], self.surprise[clients] = visits, surprise
         self.heard[clients] *= np.where(twice, FORGETTING, 1.0)
         # the mean of e^(x/2): e^(y/2) is multiplied by 1 + (e^((x-y)/2) - 1) / n
-        new_mean = np.where(known, mean + 2.0 * np.log1p(0.5 * away / new_visits), x)
-        more = np.expm1(np.where(known, x - self.square[clients], 0.0)) / new_visits
-        self.square[clients] = np.where(known, self.square[clients] + np.log1p(more), x)
+        self.mean[clients] = np.where(known, mean + 2.0 * np.log1p(0.5 * away / visits), x)
+        more = np.expm1(np.where(known, x - square, 0.0)) / visits
+        self.square[clients] = np.where(known, square + np.log1p(more), x)
         self.first[clients] = np.where(known, self.first[clients], x)
 
-        new, before = ~known, np.where(known, mean, 0.0)
-        people.met += np.count_nonzero(new)
-        people.first_squares += float(np.sum(without_size(x[new], people.slope * c[new])))
-        people.sizes += float(np.sum(c[new]))
-        people.square_sizes += float(np.sum(c[new] ** 2))
-        people.means += float(np.sum(new_mean - before))
-        people.square_means += float(np.sum(new_mean**2 - before**2))
-        people.products += float(np.sum(c * (new_mean - before)))
-        people.inverse_visits += float(
-            np.sum(1.0 / new_visits - np.where(known, 1.0 / np.maximum(visits, 1.0), 0.0))
-        )
-        self.mean[clients], self.visits[clients], self.surprise[clients] = new_mean, new_visits, surprise
-
-    def _slope(self) -> float:
-        """B, by least squares of y on c with a ridge."""
-        people = self.people
-        varying = people.square_sizes / people.met - (people.sizes / people.met) ** 2
-        if varying < 1e-12:
-            return 0.0
-        common = people.products / people.met - people.sizes / people.met * people.mean
-        return common / (varying + 2.0 * people.spread / people.met)
-
-    def _follow_strangers(self) -> None:
-        """Let those never drawn follow what was learnt; if sizes differ, when many more have replied."""
-        people = self.people
-        if np.ptp(self._c) > ROUNDING:
-            if people.met < max(GROWTH * people.followed, 1.0):
-                return
-            people.slope, people.followed = self._slope(), people.met
-            met = self.visits > 0.0
-            people.first_squares = float(np.sum(without_size(self.first, people.slope * self._c)[met]))
-        people.stranger = self._stranger() + math.log(people.chance)
-
-    def _stranger(self) -> float:
-        """u, by first visits."""
-        return math.log(self.people.first_squares / self.people.met) if self.people.met else 0.0
-
     def _set(self, clients: IntArray) -> None:
-        """h, shrunk towards the population, and the chance to reply."""
-        people, visits = self.people, self.visits[clients]
-        own = np.zeros(len(clients))
-        if people.met:
-            noise = people.noise_variance
-            signal = max(people.spread - noise * people.inverse_visits / people.met, LEAST_SPREAD)
-            own = visits / (visits + noise / signal)
-        stranger = self._stranger() + people.slope * self._c[clients]
-        mean = self.mean[clients] + people.squares * (self.square[clients] - self.mean[clients])
-        twice_h = own * mean + (1.0 - own) * stranger
+        """h, shrunk towards the population, and the chance to reply; those never drawn may follow first."""
+        met = self.visits > 0.0
+        own, u, spread = 0.0, 0.0, LEAST_SPREAD
+        y, c, count = self.mean[met], self.c[met], float(np.count_nonzero(met))
+        sizes_differ = np.ptp(self.c) > ROUNDING
+        follow = not sizes_differ or count >= max(GROWTH * self.followed, 1.0)
+        if count:
+            spread = max(float(y.var()), LEAST_SPREAD)
+            if sizes_differ and follow:  # B, by least squares of y on c with a ridge
+                covariance = float(((c - c.mean()) * (y - y.mean())).mean())
+                self.slope = covariance / (c.var() + 2.0 * spread / count) if c.var() > 1e-12 else 0.0
+            u = math.log(without_size(self.first, self.slope * self.c)[met].mean())
+            noise = self.noise / self.noise_count
+            kappa = noise / max(spread - noise * (1.0 / self.visits[met]).mean(), LEAST_SPREAD)
+            own = self.visits[clients] / (self.visits[clients] + kappa)
+        if follow:
+            self.stranger, self.followed = u + math.log(self._chance_of_all()), count
+        mean = self.mean[clients] + self.theta * (self.square[clients] - self.mean[clients])
+        twice_h = own * mean + (1.0 - own) * (u + self.slope * self.c[clients])
         chance = believed_chance(self.chance[clients], self.before[clients], self.misses[clients])
-        self._touched[clients] = True
-        self._log[clients] = 0.5 * (twice_h + np.log(chance))
+        self.log[clients] = 0.5 * (twice_h + np.log(chance))
 
 
 def believed_chance(chance: FloatArray, before: FloatArray, misses: FloatArray) -> FloatArray:
@@ -404,9 +249,3 @@ def without_size(x: FloatArray, by_size: FloatArray) -> FloatArray:
 def deviation(x: FloatArray, mean: FloatArray) -> FloatArray:
     r""":math:`2 (e^{(x - y)/2} - 1)`: how far a norm is from its mean, over half the mean; x - y if small."""
     return np.asarray(2.0 * np.expm1(0.5 * (x - mean)))
-
-
-def log_sum_exp(logs: FloatArray) -> float:
-    """The logarithm of the sum of exp(logs), of which one at least is not -inf."""
-    top = float(logs.max())
-    return top + math.log(float(np.exp(logs - top).sum()))

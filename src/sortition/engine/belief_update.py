@@ -6,7 +6,7 @@ Sums over all clients are kept up to date, so that a round costs what its cohort
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ from sortition.core.beliefs import (
     CHANCE,
     CLIPPED,
     DISCOVERY,
+    FIRST_NOISE,
     FORGETTING,
     GONE,
     GROWTH,
     HIGHEST,
     HOLD,
-    LARGEST_BLUR,
     LARGEST_DEVIATION,
     LEAST_CHANCE,
     LEAST_LOSS,
@@ -36,7 +36,6 @@ from sortition.core.beliefs import (
     SURE,
     SURPRISE,
     TRUST,
-    Population,
 )
 from sortition.core.types import BoolArray, Fields, FloatArray, IntArray
 from sortition.engine.clients import masses_of, named_prior
@@ -44,9 +43,76 @@ from sortition.engine.expert_trees import ExpertArrays, ExpertTrees
 from sortition.engine.norm_window import position_in
 from sortition.engine.reweighted import learnt_shares, limit_outliers, reweigh_drawn, see_drawn
 
-PEOPLE_FIELDS = tuple(field.name for field in fields(Population))
+LARGEST_BLUR = 1e6
+"""If rounding may have grown to this many units, the sums over clients are made anew."""
+
+
+@dataclass
+class Population:
+    """What is known of all clients: the numbers of ``core.beliefs.Beliefs``, and sums over clients.
+
+    All logarithms are of feedback over the squared prior, relative to the common level.
+    """
+
+    level: float = math.nan
+    """The common level that all logarithms are relative to; nan before the first feedback."""
+    log_loss: float = math.nan
+    """Logarithm of the running estimate of the variance loss."""
+    discovered: float = LEAST_SHARE
+    """The prior's share by discoveries."""
+    learnt_loss: float = 0.0
+    """Estimated loss of what was learnt, with the least share of the prior; recent rounds."""
+    prior_loss: float = 0.0
+    """The same of the prior."""
+    share: float = LEAST_SHARE
+    """Share of the draws that come from the prior."""
+    theta: float = 0.0
+    """Clients are judged by mean norms at 0, by mean squares at 1."""
+    met: float = 0.0
+    """Clients that have replied and have not left; all sums below are over these."""
+    first_squares: float = 0.0
+    """Sum of exp(x - B c) over first visits: what a client never met is expected to have."""
+    means: float = 0.0
+    """Sum of the clients' means y."""
+    square_means: float = 0.0
+    """Sum of y^2."""
+    inverse_visits: float = 0.0
+    """Sum of 1 / n over the clients' visits: how much of the means' spread is noise."""
+    sizes: float = 0.0
+    """Sum of c over those met."""
+    square_sizes: float = 0.0
+    """Sum of c^2."""
+    products: float = 0.0
+    """Sum of c y."""
+    heard_clients: float = 0.0
+    """Clients that have sent a norm above zero and have not left."""
+    typicals: float = 0.0
+    """Sum of what is typical of them."""
+    blur: float = 0.0
+    """Rounding in these sums since clients left, relative to them, in units of a double's. A client that
+    made up nearly all of a sum leaves the others with few digits."""
+    noise: float = FIRST_NOISE[0] * FIRST_NOISE[1]
+    """Sum of squared deviations of observations from their clients' means."""
+    noise_count: float = FIRST_NOISE[1]
+    slope: float = 0.0
+    """B, how x goes with the logarithm of the prior, as it was used last for those never met."""
+    stranger: float = 0.0
+    """log E[exp(x)] of a client never drawn with c = 0, times its chance to reply, as it was used last."""
+    followed: float = 0.0
+    """How many clients had replied when those two were set last, without those that have left since."""
+    drawn: float = REPLIES[0]
+    """How often clients were drawn."""
+    replied: float = REPLIES[0]
+    """How often they replied."""
+    drawn_left: float = 0.0
+    """How often those that have left were drawn."""
+    replied_left: float = 0.0
+    """How often those replied."""
+
+
+PEOPLE_FIELDS = tuple(one.name for one in fields(Population))
 PEOPLE = np.dtype([(name, np.float64) for name in PEOPLE_FIELDS])
-"""One record: ``core.beliefs.Population``."""
+"""One record: a ``Population``."""
 CLIENT_FIELDS = (
     *("mean", "square", "visits", "surprise", "first", "typical", "heard", "size"),
     *("chance", "tries", "before", "misses", "missed_at", "drawn", "replied"),
@@ -148,7 +214,7 @@ def _weigh_prior(
         total += weights[i] * mixed
         average += weights[i] * mixed * varied[i]
     people.learnt_loss += lost
-    people.squares = _bounded(people.squares + SQUARES[0] * (slope - lost * average / total), 0.0, SQUARES[1])
+    people.theta = _bounded(people.theta + SQUARES[0] * (slope - lost * average / total), 0.0, SQUARES[1])
     people.discovered *= worth if worth > DISCOVERY else forgotten
     people.discovered = _bounded(people.discovered, LEAST_SHARE, 1.0)
     odds = (people.learnt_loss / max(people.prior_loss, LEAST_LOSS)) ** TRUST[2]
@@ -251,7 +317,7 @@ def _logs(people: Any, seen: Any, slots: IntArray) -> FloatArray:
     for i in range(slots.size):
         client = seen[slots[i]]
         own = client.visits / (client.visits + pseudo_visits) if client.visits > 0.0 else 0.0
-        mean = client.mean + people.squares * (client.square - client.mean)
+        mean = client.mean + people.theta * (client.square - client.mean)
         expected = own * mean + (1.0 - own) * (stranger + people.slope * client.size)
         logs[i] = 0.5 * (expected + math.log(_believed_chance(client)))
     return logs

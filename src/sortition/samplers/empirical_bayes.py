@@ -16,7 +16,6 @@ from sortition.core.beliefs import (
     REPLIES,
     ROUNDING,
     SQUARES,
-    Population,
     believed_chance,
     without_size,
 )
@@ -27,7 +26,16 @@ from sortition.core.guard_settings import Guard
 from sortition.core.state import array, check, count, number
 from sortition.core.types import Fields, FloatArray, IntArray
 from sortition.core.validation import client_ids, named_keywords, positive_number
-from sortition.engine.belief_update import CLIENT, CLIENT_FIELDS, PEOPLE, PEOPLE_FIELDS, forget, learn, miss
+from sortition.engine.belief_update import (
+    CLIENT,
+    CLIENT_FIELDS,
+    PEOPLE,
+    PEOPLE_FIELDS,
+    Population,
+    forget,
+    learn,
+    miss,
+)
 from sortition.engine.clients import Roster, masses_differ
 from sortition.engine.reweighted import ReweightedPrior
 from sortition.samplers.base import BaseSampler
@@ -240,7 +248,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "log_loss": {"least": -FURTHEST, "most": FURTHEST, "nan": True},
     **{name: {"least": LEAST_SHARE, "most": 1.0} for name in ("discovered", "share")},
     **{name: {"least": 0.0, "most": LARGEST_LOSS} for name in ("learnt_loss", "prior_loss")},
-    "squares": {"least": 0.0, "most": SQUARES[1]},
+    "theta": {"least": 0.0, "most": SQUARES[1]},
     **{name: {"least": 0.0, "most": MOST} for name in ("followed", "blur")},
     **{name: {"least": 1.0, "most": MOST} for name in ("noise", "noise_count", "drawn", "replied")},
     **{name: {"least": 0.0, "most": MOST} for name in ("drawn_left", "replied_left")},
