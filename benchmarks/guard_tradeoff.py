@@ -4,6 +4,8 @@
     python benchmarks/guard_tradeoff.py gains   [--seeds 10] [--out DIR]
     python benchmarks/guard_tradeoff.py honest  [--seeds 10] [--sampler portfolio] [--out DIR]
 
+``--largest-gain`` is that of the guard, for attacks and honest runs.
+
 *attacks*: 100 clients with log-normal norms, 5 drawn a round, 1 or 5 liars; every attack that we know, at
 several deviations. Shown are the honest clients' variance over the least possible (what is left to them,
 drawn in proportion to their norms, would make it 1 / (1 - what the liars hold)), and what the liars hold:
@@ -258,12 +260,14 @@ def main() -> None:
     parser.add_argument("campaign", choices=CAMPAIGNS)
     parser.add_argument("--sampler", choices=[s for s in SAMPLERS if s not in ORACLES], default=SAMPLER)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--largest-gain", type=float, default=Guard().largest_gain)
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, metavar="DIR")
     options = parser.parse_args()
     campaign, seeds = CAMPAIGNS[options.campaign]
     options.seeds = options.seeds or seeds
+    GUARDS["guard"] = Guard(largest_gain=options.largest_gain)
     table = campaign(options)
     print(table)
     if options.out is not None:

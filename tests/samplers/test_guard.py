@@ -527,6 +527,20 @@ def test_what_a_coalition_can_gain(attack: str, deviation: float) -> None:
     assert held <= max(gains)
 
 
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_small_gain_leaves_the_honest_less_variance_than_uniform_sampling(attack: str) -> None:
+    """Also where norms are nearly alike, and there is little to learn: ``Guard(largest_gain=3)``.
+
+    Uniform sampling has 1.28 times the least variance there. What five liars hold, at most 19% on average of
+    fifty runs, leaves 1.24. With the usual gain it is 45%, and 1.83.
+    """
+    norms = np.exp(0.5 * np.random.default_rng(0).standard_normal(100))
+    sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5, seed=1, guard=Guard(largest_gain=3.0))
+    played(sampler, norms, 150, ATTACKS[attack])
+    honest, p = norms[5:], sampler.probabilities(range(5, 100))
+    assert np.sum(honest**2 / p) < 100.0 * np.sum(honest**2)
+
+
 @pytest.mark.parametrize("deviation", [0.5, 1.25])
 def test_rare_lies_hold_no_more_than_outliers_may(deviation: float) -> None:
     """Five times the bound in one of seven replies: a mean norm below the bound, and a mean square above.

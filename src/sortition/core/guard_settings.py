@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,8 @@ class Guard:
     """``norm_bound``, for updates, is this multiple of the ninth decile Q9, or Q9 / Q2 times it if that is
     more (Q2: the median), and never above the clip."""
     largest_gain: float = 25.0
-    """What all outliers together may hold of what was learnt, over their client weight; but at most half."""
+    """What all outliers together may hold of what was learnt, over their client weight; but at most half, or
+    what ``least_deviation`` says, if that is more."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -55,6 +57,15 @@ class Guard:
                     f"{low} must be at most {high} ({getattr(self, high):g}), got {getattr(self, low):g}: "
                     "whoever is clipped is an outlier"
                 )
+
+    @property
+    def least_deviation(self) -> float:
+        r"""The least :math:`s` of ``engine.limit.share_of``: outliers of the weight 2.5 / gain may hold half.
+
+        >>> round(Guard().least_deviation, 2), Guard(largest_gain=3).least_deviation
+        (1.28, 0.0)
+        """
+        return NormalDist().inv_cdf(max(1.0 - 2.5 / self.largest_gain, 0.5))
 
     def __repr__(self) -> str:
         changed = (f.name for f in fields(self) if getattr(self, f.name) != f.default)

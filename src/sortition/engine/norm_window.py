@@ -23,8 +23,6 @@ MANY = 50
 """So many first replies are judged together. With fewer norms than this the bound for updates is at most
 ``clip_factor`` times their median: a few liars can then be a tenth of all."""
 THIRD_QUARTILE, NINTH_DECILE = 0.75, 0.9
-NORMAL_DECILE = 1.2815515655446004
-"""The ninth decile of the standard normal distribution."""
 LEAST_LOG = -744.0
 """The logarithm of about the least double."""
 LEAST_NORM = math.exp(LEAST_LOG)

@@ -34,7 +34,7 @@ from sortition.engine.capped import limited
 from sortition.engine.clients import PriorMasses, Roster
 from sortition.engine.drawing import Distribution
 from sortition.engine.limit import share_of
-from sortition.engine.norm_window import BOUNDS, ENTRY, LEAST_LOG, MANY, NORMAL_DECILE, OUTLIER
+from sortition.engine.norm_window import BOUNDS, ENTRY, LEAST_LOG, MANY, OUTLIER
 
 MOST_REPLIES = 2**62
 ABOVE_ZERO = (np.finfo(float).smallest_subnormal, np.finfo(float).max)
@@ -171,7 +171,7 @@ class GuardState:
 
     @property
     def _deviation(self) -> float:
-        return max(float(self._bounds["deviation"][0]), NORMAL_DECILE)
+        return max(float(self._bounds["deviation"][0]), self.guard.least_deviation)
 
     def largest_share(self, weight: float) -> float:
         """S(c): what outliers of this client weight may hold of what was learnt."""
