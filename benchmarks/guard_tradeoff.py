@@ -33,7 +33,7 @@ Shown are variance and share as in *attacks*, and the largest variance of a seed
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -481,12 +481,12 @@ def run_cuts(options: argparse.Namespace) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    lines = [f"| {' | '.join(row)} |\n" for row in (header, *rows)]
+    return "".join([lines[0], "|---" * len(header) + "|\n", *lines[1:]])
 
 
 def run_seeds(
-    runs: dict[Any, Callable[[int, Tick], Any]], length: int, options: argparse.Namespace
+    runs: Mapping[Any, Callable[[int, Tick], Any]], length: int, options: argparse.Namespace
 ) -> dict[Any, list[Any]]:
     """Each run, by its name, with every seed; none has more than ``length`` rounds."""
     seeds = range(FIRST_SEED, FIRST_SEED + options.seeds)
