@@ -202,11 +202,12 @@ def run_attacks(options: argparse.Namespace) -> str:
 def run_gains(options: argparse.Namespace) -> str:
     """What liars hold and what honest heavy clients pay, by ``largest_gain``."""
     guards = {gain: Guard(largest_gain=gain) for gain in GAINS}
+    cells = [(deviation, liars) for deviation in DEVIATIONS[:2] for liars in LIARS]
     lied = run_seeds(
         {
-            (gain, liars): partial(under_attack, guard, 1.0, "mixed", liars, options.rounds)
+            (gain, *cell): partial(under_attack, guard, cell[0], "mixed", cell[1], options.rounds)
             for gain, guard in guards.items()
-            for liars in LIARS
+            for cell in cells
         },
         options.rounds,
         options,
@@ -220,9 +221,13 @@ def run_gains(options: argparse.Namespace) -> str:
         options,
     )
     costs = {gain: np.expm1(np.mean(np.log(heavy[gain]) - np.log(heavy[0.0]))) for gain in GAINS}
+    uniform = [f"{np.mean([one.uniform for one in lied[GAINS[0], *cell]]):.2f}" for cell in cells]
     return table(
-        ("`largest_gain`", *(f"{liars} of 100 lie" for liars in LIARS), "two heavy honest clients"),
-        [(f"{g:g}", *(mean_of(lied[g, liars]) for liars in LIARS), f"{costs[g]:+.0%}") for g in GAINS],
+        ("`largest_gain`", *(f"{liars} of 100, {d:g}" for d, liars in cells), "two heavy honest clients"),
+        [
+            *((f"{g:g}", *(mean_of(lied[g, *cell]) for cell in cells), f"{costs[g]:+.0%}") for g in GAINS),
+            ("uniform sampling", *uniform, ""),
+        ],
     )
 
 
