@@ -514,8 +514,8 @@ ATTACKS: dict[str, Any] = {
     "extreme": lambda t, client, norm, bound: 1e300,
     "alternating": lambda t, client, norm, bound: 1e6 if t % 2 else norm,
     "once, then silent": lambda t, client, norm, bound: 1e6 if t < 40 else np.nan,
-    "mixed": lambda t, client, norm, bound: 1e6 if client == 0 else min(0.999 * bound, 1e6),
-    "just below": lambda t, client, norm, bound: min(0.999 * bound, 1e6),
+    "mixed": lambda t, client, norm, bound: 1e6 if client == 0 else min(0.95 * bound, 1e6),
+    "just below": lambda t, client, norm, bound: min(0.95 * bound, 1e6),
 }
 
 
@@ -539,13 +539,15 @@ def test_what_a_coalition_can_gain(attack: str, deviation: float) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_small_gain_leaves_the_honest_less_variance_than_uniform_sampling(attack: str) -> None:
-    """Also where norms are nearly alike, and there is little to learn: ``Guard(largest_gain=3)``.
+    """Also where norms are nearly alike, and there is little to learn.
 
     On average of fifty runs with five liars, uniform sampling has 1.33 times the least variance there, this
     guard 1.27 at most, and the usual one 1.9.
     """
     norms = np.exp(0.5 * np.random.default_rng(0).standard_normal(100))
-    sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5, seed=1, guard=Guard(largest_gain=3.0))
+    sampler = EmpiricalBayesSampler(
+        num_clients=100, cohort_size=5, seed=1, guard=Guard(largest_gain=3.0, outlier_factor=2.0)
+    )
     played(sampler, norms, 150, ATTACKS[attack])
     honest, p = norms[5:], sampler.probabilities(range(5, 100))
     assert np.sum(honest**2 / p) < 100.0 * np.sum(honest**2)

@@ -224,8 +224,8 @@ def check_norms(name: str, norms: FloatArray) -> None:
     wrong = np.flatnonzero((norms < 0.0) | np.isinf(norms))
     if len(wrong):
         raise FeedbackError(
-            f"{name} must be finite and not negative (nan for no reply), got {norms[wrong[0]]} "
-            f"at position {wrong[0]}"
+            f"{name} must be finite and not negative, got {norms[wrong[0]]} at position {wrong[0]}; "
+            "give nan for no reply, or for an update that is not finite"
         )
 
 

@@ -82,11 +82,11 @@ def _provisional(sampler: BatchSampler, p: FloatArray, batch: int) -> StepNoise:
             "source has observed no norms above 0: call ticket.observe(norms) in every step, and diagnose a "
             "batch sampler after its first epoch"
         )
-    size = int(known.sum())
+    size, all_examples = int(known.sum()), int(np.count_nonzero(p > 0.0))
     batch = min(batch, size)
     feedback = (norms[known] / size) ** 2
     choices = {UNIFORM: np.full(size, 1.0 / size), ADAPTIVE: p[known] / p[known].sum()}
-    silent = int(np.count_nonzero(p > 0.0)) - size
+    silent = all_examples - size
     unheard = (f"{silent} examples were not observed yet, and are left out.",) if silent else ()
     return StepNoise(
         num_clients=size,
@@ -101,6 +101,7 @@ def _provisional(sampler: BatchSampler, p: FloatArray, batch: int) -> StepNoise:
         signal=None,
         largest_signal=np.array([float(np.sqrt(feedback).sum() ** 2)]),
         notes=(*NOTES, *unheard),
+        heard=size / all_examples,
         of_examples=True,
         provisional=True,
     )

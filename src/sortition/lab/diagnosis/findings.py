@@ -384,6 +384,8 @@ class Diagnosis:
                 "the run had a memory, so its norms are those of what had changed, not of updates. The "
                 "figures are of sampling beside that memory. Record a run without one, or diagnose a problem."
             )
+        if noise.provisional and noise.heard < LEAST_HEARD:
+            return f"only {_percent(noise.heard)} of the examples were observed."
         if not noise.estimated:
             return ""
         if noise.num_rounds < LEAST_ROUNDS:
@@ -427,7 +429,7 @@ class Diagnosis:
     @cached_property
     def sentence(self) -> str:
         """The answer."""
-        if not self.noise.provisional:
+        if not self.noise.provisional or self.choice is None:
             return self._sentence
         return (
             f"{self._sentence} This is provisional: if norms differ by chance (augmentation, dropout), or "
@@ -441,7 +443,8 @@ class Diagnosis:
             return f"Can't tell: {self._doubt}"
         if self.choice is None:
             likely = IN_WORDS[self._likely]
-            return f"Can't tell yet: {self._doubt} Record more rounds. So far {likely} looks best."
+            advice = "Ask again after the first epoch." if noise.of_examples else "Record more rounds."
+            return f"Can't tell yet: {self._doubt} {advice} So far {likely} looks best."
         own = by_name[self.choice]
         if self.choice == UNIFORM and noise.of_examples and by_name[ADAPTIVE].variance > MORE:
             return (
@@ -584,7 +587,7 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         head = f"{self.title}\nVerdict: {self.verdict.upper()}"
-        if self.noise.provisional:
+        if self.noise.provisional and self.choice is not None:
             head += ", provisionally"
         facts = "\n".join(f"- {fact}" for fact in self.facts)
         return f"{head}\n{self.sentence}\n\n{self.table}\n\n{facts}"
