@@ -1,6 +1,6 @@
 r"""What the default sampler believes of each client: the specification, over arrays of all clients.
 
-``engine.belief_update`` is the same in one compiled function; a property test holds the two together.
+``engine.belief_update`` is the same, compiled; a property test holds the two together.
 ``docs/research/default-sampler.md`` explains each part and shows what it is worth.
 """
 
@@ -33,7 +33,8 @@ SURE, GONE = (
     1e-6,
 )  # a client has gone if its misses are less likely, with a chance of at most SURE before
 LEAST_CHANCE = 1e-4  # least chance to reply; the prior's share finds a client when it returns
-LEAST_LOSS, LEAST_SPREAD, ROUNDING = 1e-300, 1e-3, 1e-9  # one divides by these; equal logarithms of masses
+LEAST_LOSS, LEAST_SPREAD = 1e-300, 1e-3  # one divides by a loss, and by a variance between clients
+ROUNDING, LEAST_VARYING = 1e-9, 1e-12  # sizes are equal within this; and do not vary with this variance
 LOWEST, HIGHEST = -8.0, 300.0  # bounds of the logarithms, relative to the level
 
 
@@ -218,7 +219,7 @@ class Beliefs:
             spread = max(float(y.var()), LEAST_SPREAD)
             if sizes_differ and follow:  # B, by least squares of y on c with a ridge
                 covariance = float(((c - c.mean()) * (y - y.mean())).mean())
-                self.slope = covariance / (c.var() + 2.0 * spread / count) if c.var() > 1e-12 else 0.0
+                self.slope = covariance / (c.var() + 2.0 * spread / count) if c.var() > LEAST_VARYING else 0.0
             u = math.log(without_size(self.first, self.slope * self.c)[met].mean())
             noise = self.noise / self.noise_count
             kappa = noise / max(spread - noise * (1.0 / self.visits[met]).mean(), LEAST_SPREAD)

@@ -43,8 +43,8 @@ class Guard:
     """``norm_bound``, for updates, is this multiple of the ninth decile Q9, or Q9 / Q2 times it if that is
     more (Q2: the median), and never above the clip."""
     largest_gain: float = 25.0
-    """What all outliers together may hold of what was learnt, over their client weight; but at most half, or
-    what ``least_deviation`` says, if that is more."""
+    """What all outliers together may hold of what was learnt, over their client weight; but at most half. Or
+    what log-normal norms would explain, if that is more, with ``least_deviation`` or the one estimated."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

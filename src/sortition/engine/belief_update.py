@@ -1,4 +1,4 @@
-"""What the default sampler learns from a cohort: ``core.beliefs`` in one compiled function.
+"""What the default sampler learns from a cohort: ``core.beliefs``, compiled.
 
 Sums over all clients are kept up to date, so that a round costs what its cohort costs.
 """
@@ -28,6 +28,7 @@ from sortition.core.beliefs import (
     LEAST_LOSS,
     LEAST_SHARE,
     LEAST_SPREAD,
+    LEAST_VARYING,
     LEAST_VISITS,
     LOSS_MEMORY,
     LOWEST,
@@ -296,9 +297,9 @@ def _spread(people: Any) -> float:
 
 @njit(cache=True)
 def _slope(people: Any) -> float:
-    """B: ``Beliefs._slope``."""
+    """B, as in ``Beliefs._set``."""
     varying = people.square_sizes / people.met - (people.sizes / people.met) ** 2
-    if varying < 1e-12:
+    if varying <= LEAST_VARYING:
         return 0.0
     common = people.products / people.met - people.sizes / people.met * people.means / people.met
     return float(common / (varying + 2.0 * _spread(people) / people.met))
@@ -388,7 +389,7 @@ def forget(people_array: Any, seen: Any, slots: IntArray) -> None:
 
 @njit(cache=True)
 def _follow_strangers(people: Any, seen: Any, sizes_differ: bool) -> bool:
-    """Whether those never drawn have followed what was learnt: ``Beliefs._follow_strangers``."""
+    """Whether those never drawn have followed what was learnt: the first part of ``Beliefs._set``."""
     if sizes_differ:
         if people.met < max(GROWTH * people.followed, 1.0):
             return False
