@@ -50,7 +50,7 @@ VARIANTS: dict[str, tuple[Value, ...]] = {
     "LEAST_CHANCE": (1.0, 0.01),
     "LOWEST": (-2.0, -60.0),
 }
-"""TRUST with 1e9: what was learnt is never doubted. SQUARES with 0: mean squares do not count. CHANCE of 1e-9:
+"""TRUST with 1e9: what was learnt is never doubted. SQUARES with 0: mean squares do not count. CHANCE near 0:
 the level follows at once; off: never. GROWTH off: sizes teach nothing. LEAST_CHANCE of 1: silence teaches
 nothing."""
 
