@@ -577,7 +577,8 @@ def test_the_room_of_forgotten_clients_is_used_again(in_file: bool, tmp_path: Pa
 def everybody_once(num_clients: int, **options: Any) -> Memory:
     """A memory in which all clients were heard in round 0."""
     memory = Memory(num_parameters=1, num_clients=num_clients, dtype="float64", **options)
-    cohort = Cohort(0, num_clients, range(num_clients), *np.ones((3, num_clients)))
+    everybody = np.arange(num_clients)
+    cohort = Cohort(0, num_clients, everybody, *np.ones((3, num_clients)), available=everybody)
     memory.combine(cohort, np.ones((num_clients, 1)), np.full(num_clients, 0.25))
     return memory
 
@@ -592,12 +593,12 @@ def hear(memory: Memory, round_index: int, client: int, available: Any) -> float
 def test_a_client_away_for_eight_sweeps_is_forgotten(order: int) -> None:
     """Client 3 is away. Client 2 is online and never drawn. The order of the rounds is of no account.
 
-    A sweep is four draws. The memory looks after 5 of them, 9, and so on. Client 3 was heard when there were
-    4, so it is due at 4 + 8 * 4 = 36, and found at 37.
+    A sweep is four draws, and the memory looks after each four. Client 3 was heard when there were 4, so it
+    is forgotten at 4 + 8 * 4 = 36, after the aggregate of that round.
     """
     memory = everybody_once(4)
     for drawn in range(5, 60):
-        b, was_known = memory.coefficient, drawn <= 37
+        b, was_known = memory.coefficient, drawn <= 36
         assert memory.clients_remembered == (4 if was_known else 3), drawn
         # each counts 1/4, also those that are not drawn; the one that is drawn sends what is remembered
         expected = 0.25 * (b * (4.0 if was_known else 3.0) + 2.0 * (1.0 - b))
@@ -612,9 +613,9 @@ def test_a_client_away_for_eight_sweeps_is_forgotten(order: int) -> None:
 @pytest.mark.parametrize("case", ["left_out", "everybody could be drawn", "heard again"])
 def test_others_are_not_forgotten(case: str) -> None:
     memory = everybody_once(4, absent="left_out" if case == "left_out" else "remembered")
-    for drawn in range(5, 69):
+    for drawn in range(5, 68):
         if case == "heard again" and drawn == 36:
-            hear(memory, drawn, 3, [0, 1, 3])
+            hear(memory, drawn, 3, range(4))
         else:
             hear(memory, drawn, drawn % 2, None if case == "everybody could be drawn" else [0, 1, 2])
     assert memory.clients_remembered == 4
