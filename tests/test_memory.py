@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +55,24 @@ def test_the_aggregate_is_unbiased_whatever_the_memory_holds(
     assert mean == pytest.approx(weights @ updates, abs=1e-9)
 
 
+@pytest.mark.parametrize("absent", ["remembered", "left_out"])
+@pytest.mark.parametrize("design", DESIGNS)
 @settings(max_examples=10)
 @given(p=simplex(3), weights=simplex(M), past=vectors(M, D), updates=vectors(M, D))
 def test_with_some_clients_available_it_is_unbiased_for_these(
-    p: Any, weights: Any, past: Any, updates: Any
+    design: str, absent: str, p: Any, weights: Any, past: Any, updates: Any
 ) -> None:
-    """Client 2 is remembered and offline: neither its update nor its memory counts."""
+    """Client 2 is remembered and offline: its memory counts b times, or not at all; its update does not."""
     here = np.array([0, 1, 3])
-    memory = filled(past, weights)
+    memory = filled(past, weights, absent=absent)
     state = memory.state_dict()
+    counted = memory.coefficient * weights[2] * memory.remembered(2) if absent == "remembered" else 0.0
     mean = np.zeros(D)
-    for probability, drawn in cohorts("fixed_size", p, 2):
+    for probability, drawn in cohorts(design, p, 2):
         cohort = replace(drawn, clients=here[drawn.clients], available=here)
         memory.load_state_dict(state)
         mean += probability * memory.combine(cohort, updates[cohort.clients], weights[cohort.clients])[0]
-    assert mean == pytest.approx(weights[here] @ updates[here], abs=1e-9)
+    assert mean == pytest.approx(weights[here] @ updates[here] + counted, abs=1e-9)
 
 
 def test_norms_are_those_of_the_residuals() -> None:
@@ -256,6 +260,17 @@ def test_bad_input_changes_nothing(updates: Any, weights: Any, argument: str) ->
         ("rounding", 1.0),
         ("denominator", -1.0),
         ("numerator", np.inf),
+        ("absent", "left_out"),
+        ("drawn", -1),
+        ("drawn", 2.5),
+        ("drawn", 2**63),
+        ("drawn", 3),  # fewer than when client 3 was heard
+        ("looked", 5),
+        ("looked", None),
+        ("heard", np.array([3, 2, 5])),
+        ("heard", np.array([3, 0, 4])),
+        ("heard", np.array([3, 2])),
+        ("heard", np.array([3.0, 2.0, 4.0])),
     ],
 )
 def test_a_damaged_state_changes_nothing(entry: str, value: Any) -> None:
@@ -267,20 +282,23 @@ def test_a_damaged_state_changes_nothing(entry: str, value: Any) -> None:
     assert same_state(before, memory.state_dict())
 
 
-@given(st.integers(1, 4))
-@settings(max_examples=4)
+@given(st.integers(1, 5))
+@settings(max_examples=5)
 def test_settings_are_checked(wrong: int) -> None:
     bad: dict[int, dict[str, Any]] = {
         1: {"num_parameters": 0},
         2: {"num_clients": 0},
         3: {"dtype": "int8"},
         4: {"max_clients": 0},
+        5: {"absent": "forgotten"},
     }
     (argument,) = bad[wrong]
     with pytest.raises(ConfigurationError, match=argument):
         Memory(**{"num_parameters": 1, "num_clients": 1, **bad[wrong]})
     with pytest.raises(ConfigurationError, match="num_clients"):
         Memory(num_parameters=1, num_client=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="absent must be one of remembered, left_out, got True"):
+        Memory(num_parameters=1, num_clients=1, absent=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -362,8 +380,8 @@ def test_the_sum_is_made_anew_only_when_digits_are_lost(monkeypatch: pytest.Monk
 sum_up = Memory._sum_up
 
 
-def test_a_huge_row_of_a_client_offline_does_not_drown_the_others() -> None:
-    memory = Memory(num_parameters=1, num_clients=4, dtype="float64")
+def test_a_huge_row_of_a_client_left_out_does_not_drown_the_others() -> None:
+    memory = Memory(num_parameters=1, num_clients=4, dtype="float64", absent="left_out")
     for turn in range(4):
         updates = [[1e20], [1.0], [2.0], [3.0]]
         memory.combine(Cohort(turn, 4, range(4), *np.ones((3, 4))), updates, np.full(4, 0.25))
@@ -490,12 +508,13 @@ def test_a_refused_combine_was_not_the_turn_of_its_round() -> None:
     memory.combine(cohort, [[1.0]], [1.0])
 
 
+@pytest.mark.parametrize(("absent", "counted"), [("remembered", range(6)), ("left_out", (0, 1, 2, 5))])
 @pytest.mark.parametrize("design", DESIGNS)
-def test_what_a_cohort_was_drawn_from_need_not_be_said_again(design: Any) -> None:
+def test_what_a_cohort_was_drawn_from_need_not_be_said_again(design: Any, absent: Any, counted: Any) -> None:
     """A late cohort too: what counts is who could be drawn then."""
     rng = np.random.default_rng(5)
     sampler = UniformSampler(num_clients=6, cohort_size=2, design=design)
-    memory = Memory(num_parameters=D, num_clients=6, dtype="float64")
+    memory = Memory(num_parameters=D, num_clients=6, dtype="float64", absent=absent)
     late = sampler.draw(available=[5, 0, 1, 2])
     for turn in range(12):
         cohort = sampler.draw()
@@ -507,7 +526,7 @@ def test_what_a_cohort_was_drawn_from_need_not_be_said_again(design: Any) -> Non
     assert b > 0.5
     assert all(np.any(y[client]) for client in (3, 4))
     updates = rng.normal(size=(len(late), D))
-    expected = b / 6.0 * sum(y[client] for client in (0, 1, 2, 5))
+    expected = b / 6.0 * sum(y[client] for client in counted)
     for client, weight, update in zip(late.clients.tolist(), late.weights, updates, strict=True):
         expected = expected + weight / 6.0 * (update - b * y[client])
     assert memory.combine(late, updates, sampler.client_weights)[0] == pytest.approx(expected)
@@ -550,3 +569,121 @@ def test_the_room_of_forgotten_clients_is_used_again(in_file: bool, tmp_path: Pa
         see(client, client)
     assert [float(memory.remembered(client)[0]) for client in (1, 7, 8, 9)] == [2.0, 8.0, 9.0, 0.0]
     assert memory.clients_remembered == 3
+
+
+# Clients that are away ---------------------------------------------------------------------------------
+
+
+def everybody_once(num_clients: int, **options: Any) -> Memory:
+    """A memory in which all clients were heard in round 0."""
+    memory = Memory(num_parameters=1, num_clients=num_clients, dtype="float64", **options)
+    everybody = np.arange(num_clients)
+    cohort = Cohort(0, num_clients, everybody, *np.ones((3, num_clients)), available=everybody)
+    memory.combine(cohort, np.ones((num_clients, 1)), np.full(num_clients, 0.25))
+    return memory
+
+
+def hear(memory: Memory, round_index: int, client: int, available: Any) -> float:
+    """The aggregate of a round in which ``client`` is drawn, and sends 1 again."""
+    cohort = Cohort(round_index, 1, [client], [1], [0.5], [2.0], available=available)
+    return float(memory.combine(cohort, [[1.0]], [0.25])[0][0])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_client_away_for_eight_sweeps_is_forgotten(order: int) -> None:
+    """Client 3 is away. Client 2 is online and never drawn. The order of the rounds is of no account.
+
+    A sweep is four draws, and the memory looks after each four. Client 3 was heard when there were 4, so it
+    is forgotten at 4 + 8 * 4 = 36, after the aggregate of that round.
+    """
+    memory = everybody_once(4)
+    for drawn in range(5, 60):
+        b, was_known = memory.coefficient, drawn <= 36
+        assert memory.clients_remembered == (4 if was_known else 3), drawn
+        # each counts 1/4, also those that are not drawn; the one that is drawn sends what is remembered
+        expected = 0.25 * (b * (4.0 if was_known else 3.0) + 2.0 * (1.0 - b))
+        assert hear(memory, 100 + order * drawn, drawn % 2, [0, 1, 2]) == pytest.approx(expected)
+    assert memory.remembered(2) == 1.0
+    assert memory.remembered(3) == 0.0
+    state = memory.state_dict()
+    assert state["sum"] == pytest.approx([0.75])
+    assert (state["clients"].tolist(), state["heard"].tolist()) == ([0, 1, 2], [58, 59, 4])
+
+
+@pytest.mark.parametrize("case", ["left_out", "everybody could be drawn", "heard again"])
+def test_others_are_not_forgotten(case: str) -> None:
+    memory = everybody_once(4, absent="left_out" if case == "left_out" else "remembered")
+    for drawn in range(5, 68):
+        if case == "heard again" and drawn == 36:
+            hear(memory, drawn, 3, range(4))
+        else:
+            hear(memory, drawn, drawn % 2, None if case == "everybody could be drawn" else [0, 1, 2])
+    assert memory.clients_remembered == 4
+
+
+def test_draws_without_a_reply_count_for_a_sweep() -> None:
+    memory = everybody_once(4)
+    for round_index in range(1, 33):
+        silent = Cohort(round_index, 1, [0], [1], [0.5], [2.0], available=[0, 1, 2])
+        memory.combine(silent, [None], [0.25])
+    assert memory.clients_remembered == 4
+    hear(memory, 33, 1, [0, 1, 2])
+    assert memory.clients_remembered == 3
+
+
+def test_rows_are_summed_anew_at_most_once_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients go away one after another, and so become due one after another."""
+    memory, made = everybody_once(20), [(0, 0)]
+
+    def counted(memory: Memory) -> None:
+        made.append((memory.state_dict()["drawn"], memory.clients_remembered))
+        sum_up(memory)
+
+    monkeypatch.setattr(Memory, "_sum_up", counted)
+    for drawn in range(21, 500):
+        first = min((drawn - 20) // 2, 18)
+        hear(memory, drawn, first, range(first, 20))
+    assert memory.clients_remembered == 2
+    assert len(made) > 2
+    assert all(later[0] - earlier[0] >= later[1] for earlier, later in pairwise(made))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_resume_to_the_bit_across_the_moment_of_forgetting(dtype: Any) -> None:
+    """From a state or a copy of any round; neither is changed by what comes after."""
+    weights = np.random.default_rng(8).dirichlet(np.ones(8))
+
+    def one_round(memory: Memory, turn: int) -> Any:
+        rng = np.random.default_rng(turn)
+        here = np.arange(8 if turn < 6 else 5)
+        drawn = rng.permutation(here)[:2]
+        cohort = Cohort(turn, 2, drawn, [1, 1], [0.4, 0.4], [2.5, 2.5], available=here)
+        return memory.combine(cohort, 1.0 + 0.3 * rng.normal(size=(2, 5)), weights[drawn])[0]
+
+    def build() -> Memory:
+        return Memory(num_parameters=5, num_clients=8, dtype=dtype)
+
+    memory, states, copies, whole, remembered = build(), [], [], [], []
+    for turn in range(60):
+        states.append(memory.state_dict())
+        copies.append(memory.copied())
+        whole.append(one_round(memory, turn))
+        remembered.append(memory.clients_remembered)
+    assert remembered[5] > 5
+    assert remembered[-1] == 5
+    for first in range(0, 60, 3):
+        resumed = build()
+        resumed.load_state_dict(states[first])
+        assert same_state(resumed.state_dict(), states[first])
+        for one in (resumed, copies[first]):
+            assert np.array_equal([one_round(one, turn) for turn in range(first, 60)], whole[first:])
+            assert same_state(one.state_dict(), memory.state_dict())
+
+
+def test_who_is_forgotten_is_heard_anew() -> None:
+    memory = everybody_once(4)
+    memory.forget([1, 3])
+    assert memory.state_dict()["heard"].tolist() == [4, 4]
+    hear(memory, 1, 3, [0, 3])
+    state = memory.state_dict()
+    assert (state["clients"].tolist(), state["heard"].tolist()) == ([0, 2, 3], [4, 4, 5])

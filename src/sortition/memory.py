@@ -7,6 +7,7 @@ the draw
 
 is an unbiased estimate of :math:`\sum_m \lambda_m g_m`, whatever y holds. Its variance is that of the
 *residuals* :math:`g_m - b\,y_m`, so the sampler learns their norms, and draws the clients that have changed.
+A client that could not be drawn counts by :math:`b\,y_m`, or is left out: see ``absent``.
 With b = 1 this is FedVARP (Jhunjhunwala et al. 2022), the federated form of SAGA.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numba import njit
@@ -26,12 +27,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import CohortError, ConfigurationError, FeedbackError, StateError
-from sortition.core.state import array, check, constant, is_constant, number, text
+from sortition.core.state import array, check, constant, count, is_constant, number, text
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import named_keywords, one_of, real_numbers, whole_number
 
 Updates: TypeAlias = ArrayLike | Sequence[ArrayLike | None]
 """One update a client of the cohort: a matrix, or a list of vectors. None or nan: no reply."""
+Absent: TypeAlias = Literal["remembered", "left_out"]
+"""What clients that could not be drawn count by: what is remembered of them, or nothing."""
 WeightsOf: TypeAlias = Callable[[IntArray], FloatArray]
 """lambda of client ids, such as ``sampler.client_weights``."""
 
@@ -43,7 +46,14 @@ LEAST_FACTOR = 1e-3
 """What a certain client counts for when b is learnt, whose residual adds no variance."""
 SUM_TOLERANCE = 1e-9
 """The sum is made anew when rounding may have changed it by more than this, relative to its scale."""
-STATE_VERSION = 4
+AWAY = 8
+"""A client that is away is forgotten when it was not heard for this many sweeps.
+
+A sweep is as many drawn clients as there are remembered clients.
+"""
+MOST_DRAWN = 2**62
+"""No count of drawn clients is larger."""
+STATE_VERSION = 5
 
 
 @dataclass
@@ -169,6 +179,17 @@ class Memory:
     that they have in the variance, in [0, 1]. Where a memory is useless b goes to 0, and the estimate is the
     plain one. A memory moves half of the way to a new update, all of it the first time.
 
+    If a cohort was not drawn from everybody, those *absent* are the clients that are not in
+    ``cohort.available``. With ``absent="remembered"`` they count by what is remembered of them, and the
+    aggregate is an unbiased estimate, over the draw, of
+
+    .. math:: \sum_{m\,\mathrm{available}} \lambda_m g_m + b \sum_{m\,\mathrm{absent}} \lambda_m y_m
+
+    With ``absent="left_out"`` it is one of the first sum. A client that has left for good should leave the
+    sampler (``remove_clients``), or be forgotten (``memory.forget``). With "remembered", one that is absent
+    and was not heard for ``AWAY`` = 8 sweeps is forgotten. A sweep is as many drawn clients as there are
+    remembered clients. The memory looks for them once a sweep.
+
     Only clients that were seen take memory: ``num_parameters`` numbers of ``dtype`` each, in RAM or, with
     ``path``, in a scratch file, which must not exist yet; ``state_dict`` then copies all rows into RAM.
     ``num_clients`` is the most that there will ever be, newcomers included. ``bytes_needed`` is what the rows
@@ -191,6 +212,7 @@ class Memory:
         path: str | Path | None = None,
         max_clients: int | None = None,
         max_bytes: int = 4 * 2**30,
+        absent: Absent = "remembered",
     ) -> None:
         self._num_parameters = whole_number("num_parameters", num_parameters, least=1)
         most = whole_number("num_clients", num_clients, least=1)
@@ -198,6 +220,8 @@ class Memory:
             most = min(most, whole_number("max_clients", max_clients, least=1))
         self._dtype = np.dtype(dtype)
         one_of("dtype", self._dtype.name, ("float16", "float32", "float64"))
+        one_of("absent", absent, get_args(Absent))
+        self._absent: Absent = absent
         self._most = most
         self.bytes_needed = most * self._num_parameters * self._dtype.itemsize
         if self.bytes_needed > whole_number("max_bytes", max_bytes, least=1):
@@ -217,6 +241,9 @@ class Memory:
         self._rounding = 0.0  # how far it can have changed the sum since that was made anew
         self._bounds: set[int] = set()  # 3 and 7 if rounds 3, 4, 5 and 6 were combined
         self._coefficient = Coefficient()
+        self._drawn = 0  # clients in all cohorts that were combined
+        self._heard: dict[int, int] = {}  # what _drawn was when a client's row was written last
+        self._looked = 0  # what it was at the last look for clients that are gone
 
     @property
     def coefficient(self) -> float:
@@ -240,6 +267,7 @@ class Memory:
         other = copy.copy(self)
         other._rows, other._lambda = dict(self._rows), dict(self._lambda)
         other._largest_entry, other._bounds = dict(self._largest_entry), set(self._bounds)
+        other._heard = dict(self._heard)
         other._sum, other._coefficient = self._sum.copy(), replace(self._coefficient)
         return other
 
@@ -251,13 +279,17 @@ class Memory:
     def combine(
         self, cohort: Cohort, updates: Updates, client_weights: WeightsOf | ArrayLike
     ) -> tuple[FloatArray, FloatArray]:
-        """The aggregate, and the norms of the residuals for ``sampler.observe``; then remember the updates.
+        r"""The aggregate, and the norms of the residuals for ``sampler.observe``; then remember the updates.
 
         ``client_weights`` tells lambda of client ids, and 0 for clients that left, as
         ``sampler.client_weights`` does. Where nobody joins or leaves, an array aligned with the cohort will
-        do. If the cohort was not drawn from everybody, the aggregate is that of ``cohort.available``, and
-        what is remembered of the others is left out. If clients were drawn and none replied, the aggregate
-        is zero. Each round can be combined once, in any order. On an error nothing has changed.
+        do. If the cohort was not drawn from everybody, the aggregate estimates
+
+        .. math:: \sum_{m\,\mathrm{available}} \lambda_m g_m + b \sum_{m\,\mathrm{absent}} \lambda_m y_m
+
+        or, with ``absent="left_out"``, the first sum alone. So remove clients that have left for good from
+        the sampler, or ``forget`` them. If clients were drawn and none replied, the aggregate is zero. Each
+        round can be combined once, in any order. On an error nothing has changed.
         """
         round_index = whole_number("cohort.round_index", cohort.round_index, least=0)
         if sum(bound <= round_index for bound in self._bounds) % 2:
@@ -279,11 +311,12 @@ class Memory:
         moving = [self._writable(clients[place]) for place, _ in told]
         # nothing can fail from here on
         self._bounds ^= {round_index, round_index + 1}
+        self._drawn += len(cohort)
         if len(cohort) and not replied.any():
             return np.zeros(self._num_parameters), norms
         if followed is not None:
             self._keep(followed)
-        aggregate = b * (self._sum_of_available(cohort) if b > 0.0 else self._sum)
+        aggregate = b * (self._counted_sum(cohort) if b > 0.0 else self._sum)
         before = self._scale(self._rows)
         raised = np.zeros(len(cohort))
         raised[replied] = weights[replied] * heard.weights
@@ -300,6 +333,8 @@ class Memory:
         if self._rounding > SUM_TOLERANCE * after:
             self._sum_up()
         self._coefficient.learn(numerator, denominator)
+        if self._absent == "remembered":
+            self._forget_gone(cohort)
         return aggregate, norms
 
     # Details -----------------------------------------------------------------------------------------
@@ -373,12 +408,12 @@ class Memory:
                 )
         return weights, None
 
-    def _sum_of_available(self, cohort: Cohort) -> FloatArray:
-        """The sum over the clients that could be drawn.
+    def _counted_sum(self, cohort: Cohort) -> FloatArray:
+        """The sum over all clients or, where the absent are left out, over those that could be drawn.
 
         The others are taken out of the whole sum, if they are fewer and not so large that digits are lost.
         """
-        if cohort.available is None:
+        if cohort.available is None or self._absent == "remembered":
             return self._sum
         remembered = np.fromiter(self._rows, dtype=np.int64, count=len(self._rows))
         are_here = np.isin(remembered, cohort.available)
@@ -390,6 +425,20 @@ class Memory:
             lam = self._lambda[client]
             _add(total, -lam if from_whole else lam, self._old(client))
         return total
+
+    def _forget_gone(self, cohort: Cohort) -> None:
+        """Forget the clients that are absent and were not heard for ``AWAY`` sweeps.
+
+        All rows are then summed anew, so this is done at most once a sweep.
+        """
+        sweep = len(self._rows)
+        if cohort.available is None or self._drawn - self._looked < sweep:
+            return
+        self._looked = self._drawn
+        silent = [client for client, heard in self._heard.items() if self._drawn - heard >= AWAY * sweep]
+        gone = np.setdiff1d(np.array(silent, dtype=np.int64), cohort.available)
+        if len(gone):
+            self.forget(gone)
 
     def _scale(self, clients: Iterable[int]) -> float:
         clients = list(clients)
@@ -411,7 +460,7 @@ class Memory:
         if row is not new:  # rounded to float16, so the sum must follow
             _add(self._sum, lam, row - new.astype(np.float64))
         self._put(client, row)
-        self._lambda[client] = lam
+        self._lambda[client], self._heard[client] = lam, self._drawn
 
     def _put(self, client: int, row: NDArray[Any]) -> None:
         if self._file is None:
@@ -426,7 +475,7 @@ class Memory:
         """Keep these clients only, with these weights."""
         for client in [client for client in self._rows if client not in weights]:
             row = self._rows.pop(client)
-            del self._largest_entry[client]
+            del self._largest_entry[client], self._heard[client]
             if self._file is not None:
                 self._spare.append(row)
         self._lambda = weights
@@ -474,9 +523,13 @@ class Memory:
             "version": STATE_VERSION,
             "num_parameters": self._num_parameters,
             "dtype": self._dtype.name,
+            "absent": self._absent,
             "rounds": np.array(sorted(self._bounds), dtype=np.int64),
             "clients": np.array(list(rows), dtype=np.int64),
             "client_weights": np.array(list(self._lambda.values()), dtype=np.float64),
+            "drawn": self._drawn,
+            "looked": self._looked,
+            "heard": np.array([self._heard[client] for client in rows], dtype=np.int64),
             "sum": self._sum.copy(),
             "rounding": self._rounding,
             **self._coefficient.state(),
@@ -487,8 +540,14 @@ class Memory:
         """Continue from a state, to the bit; on a StateError nothing has changed."""
         if not isinstance(state, Mapping):
             raise StateError(f"state must be a mapping, as state_dict gives it, got {type(state).__name__}")
-        wanted = ("Memory", STATE_VERSION, self._num_parameters, self._dtype.name)
-        for name, value in zip(("kind", "version", "num_parameters", "dtype"), wanted, strict=True):
+        wanted = {
+            "kind": "Memory",
+            "version": STATE_VERSION,
+            "num_parameters": self._num_parameters,
+            "dtype": self._dtype.name,
+            "absent": self._absent,
+        }
+        for name, value in wanted.items():
             if text(state, name) != value:
                 raise StateError(f"state has {name} = {text(state, name)!r}, this memory has {value!r}")
         clients = array(state, "clients", np.int64, (None,))
@@ -500,6 +559,13 @@ class Memory:
         rounds = array(state, "rounds", np.int64, (None,))
         total = array(state, "sum", np.float64, shape)
         coefficient = Coefficient.from_state(state)
+        drawn, looked = count(state, "drawn"), count(state, "looked")
+        heard = array(state, "heard", np.int64, (len(clients),))
+        if not looked <= drawn <= MOST_DRAWN:
+            raise StateError(
+                f"state must hold 'looked' <= 'drawn' <= {MOST_DRAWN}, got looked = {looked}, drawn = {drawn}"
+            )
+        check("heard", heard, (heard >= 1) & (heard <= drawn), f"from 1 to drawn = {drawn}")
         if len(rounds) % 2 or (rounds < 0).any() or (np.diff(rounds, prepend=-1) < 1).any():
             raise StateError("state has rounds that are not where stretches of rounds begin and end")
         check("client_weights", weights, np.isfinite(weights) & (weights >= 0.0), "finite, not negative")
@@ -518,6 +584,8 @@ class Memory:
         self._lambda = dict(zip(rows, weights.tolist(), strict=True))
         self._sum, self._rounding, self._bounds = total, rounded, set(rounds.tolist())
         self._coefficient = coefficient
+        self._drawn, self._looked = drawn, looked
+        self._heard = dict(zip(rows, heard.tolist(), strict=True))
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:

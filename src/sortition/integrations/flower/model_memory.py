@@ -105,8 +105,9 @@ class ModelMemory:
     changes, or when clients join or leave. The aggregate is a sum over examples: the caller divides it by
     the number of examples of all available clients.
 
-    A client that is offline keeps its place in the memory, but is taken out of the aggregate, which is that
-    of the available clients.
+    A client that is offline keeps its place in the memory, but is taken out of the aggregate
+    (``absent="left_out"``): the caller divides by the examples online, so the sum must be that of the
+    available clients.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -183,5 +184,6 @@ class ModelMemory:
             num_clients=self._max_bytes // (num_parameters * BYTES_PER_NUMBER),
             dtype="float32",
             max_bytes=self._max_bytes,
+            absent="left_out",  # the caller divides by the examples online
         )
         return self._memory
