@@ -49,10 +49,10 @@ SUM_TOLERANCE = 1e-9
 AWAY = 8
 """A client that is away is forgotten when it was not heard for this many sweeps.
 
-A sweep is as many drawn clients as there are remembered clients.
+A sweep is as many remembered updates as there are remembered clients.
 """
-MOST_DRAWN = 2**62
-"""No count of drawn clients is larger."""
+MOST_WRITTEN = 2**62
+"""No count of updates is larger."""
 STATE_VERSION = 5
 
 
@@ -187,8 +187,8 @@ class Memory:
 
     With ``absent="left_out"`` it is one of the first sum. A client that has left for good should leave the
     sampler (``remove_clients``), or be forgotten (``memory.forget``). With "remembered", one that is absent
-    and was not heard for ``AWAY`` = 8 sweeps is forgotten. A sweep is as many drawn clients as there are
-    remembered clients. The memory looks for them once a sweep.
+    and was not heard for ``AWAY`` = 8 sweeps is forgotten. A sweep is as many remembered updates as
+    there are remembered clients. The memory looks for them once a sweep.
 
     Only clients that were seen take memory: ``num_parameters`` numbers of ``dtype`` each, in RAM or, with
     ``path``, in a scratch file, which must not exist yet; ``state_dict`` then copies all rows into RAM.
@@ -241,8 +241,8 @@ class Memory:
         self._rounding = 0.0  # how far it can have changed the sum since that was made anew
         self._bounds: set[int] = set()  # 3 and 7 if rounds 3, 4, 5 and 6 were combined
         self._coefficient = Coefficient()
-        self._drawn = 0  # clients in all cohorts that were combined
-        self._heard: dict[int, int] = {}  # what _drawn was when a client's row was written last
+        self._written = 0  # updates that were remembered
+        self._heard: dict[int, int] = {}  # what that was with the last update of each client
         self._looked = 0  # what it was at the last look for clients that are gone
 
     @property
@@ -311,7 +311,6 @@ class Memory:
         moving = [self._writable(clients[place]) for place, _ in told]
         # nothing can fail from here on
         self._bounds ^= {round_index, round_index + 1}
-        self._drawn += len(cohort)
         if len(cohort) and not replied.any():
             return np.zeros(self._num_parameters), norms
         if followed is not None:
@@ -432,10 +431,10 @@ class Memory:
         All rows are then summed anew, so this is done at most once a sweep.
         """
         sweep = len(self._rows)
-        if cohort.available is None or self._drawn - self._looked < sweep:
+        if cohort.available is None or self._written - self._looked < sweep:
             return
-        self._looked = self._drawn
-        silent = [client for client, heard in self._heard.items() if self._drawn - heard >= AWAY * sweep]
+        self._looked = self._written
+        silent = [client for client, heard in self._heard.items() if self._written - heard >= AWAY * sweep]
         gone = np.setdiff1d(np.array(silent, dtype=np.int64), cohort.available)
         if len(gone):
             self.forget(gone)
@@ -460,7 +459,8 @@ class Memory:
         if row is not new:  # rounded to float16, so the sum must follow
             _add(self._sum, lam, row - new.astype(np.float64))
         self._put(client, row)
-        self._lambda[client], self._heard[client] = lam, self._drawn
+        self._written += 1
+        self._lambda[client], self._heard[client] = lam, self._written
 
     def _put(self, client: int, row: NDArray[Any]) -> None:
         if self._file is None:
@@ -527,7 +527,7 @@ class Memory:
             "rounds": np.array(sorted(self._bounds), dtype=np.int64),
             "clients": np.array(list(rows), dtype=np.int64),
             "client_weights": np.array(list(self._lambda.values()), dtype=np.float64),
-            "drawn": self._drawn,
+            "written": self._written,
             "looked": self._looked,
             "heard": np.array([self._heard[client] for client in rows], dtype=np.int64),
             "sum": self._sum.copy(),
@@ -559,13 +559,13 @@ class Memory:
         rounds = array(state, "rounds", np.int64, (None,))
         total = array(state, "sum", np.float64, shape)
         coefficient = Coefficient.from_state(state)
-        drawn, looked = count(state, "drawn"), count(state, "looked")
+        written, looked = count(state, "written"), count(state, "looked")
         heard = array(state, "heard", np.int64, (len(clients),))
-        if not looked <= drawn <= MOST_DRAWN:
+        if not looked <= written <= MOST_WRITTEN:
             raise StateError(
-                f"state must hold 'looked' <= 'drawn' <= {MOST_DRAWN}, got looked = {looked}, drawn = {drawn}"
+                f"state must hold 'looked' <= 'written' <= {MOST_WRITTEN}, got {looked} and {written}"
             )
-        check("heard", heard, (heard >= 1) & (heard <= drawn), f"from 1 to drawn = {drawn}")
+        check("heard", heard, (heard >= 1) & (heard <= written), f"from 1 to written = {written}")
         if len(rounds) % 2 or (rounds < 0).any() or (np.diff(rounds, prepend=-1) < 1).any():
             raise StateError("state has rounds that are not where stretches of rounds begin and end")
         check("client_weights", weights, np.isfinite(weights) & (weights >= 0.0), "finite, not negative")
@@ -584,7 +584,7 @@ class Memory:
         self._lambda = dict(zip(rows, weights.tolist(), strict=True))
         self._sum, self._rounding, self._bounds = total, rounded, set(rounds.tolist())
         self._coefficient = coefficient
-        self._drawn, self._looked = drawn, looked
+        self._written, self._looked = written, looked
         self._heard = dict(zip(rows, heard.tolist(), strict=True))
 
 
