@@ -622,7 +622,7 @@ def test_others_are_not_forgotten(case: str) -> None:
 
 
 def test_draws_without_a_reply_do_not_count_for_a_sweep() -> None:
-    """Where most are silent, a client that comes back every day would be forgotten before it is heard again."""
+    """Where most are silent, a client that comes back every day would be forgotten too early."""
     memory = everybody_once(4)
     for round_index in range(1, 100):
         silent = Cohort(round_index, 2, [0, 1], [1, 1], [0.5, 0.5], [2.0, 2.0], available=[0, 1, 2])
