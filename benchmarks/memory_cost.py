@@ -47,11 +47,11 @@ def combine_time(parameters: int, size: int, rounds: int) -> None:
 
 
 def offline_time(clients: int, parameters: int, size: int, rounds: int) -> None:
-    """Print the time of a round with all clients online, and with some of them, the others left out."""
+    """Print the time of a round with all clients online, and with some of them."""
     rng = np.random.default_rng(0)
     own = rng.normal(size=(clients, parameters)).astype(np.float32)
     everybody, online = np.arange(clients), clients // 10
-    memory = Memory(num_parameters=parameters, num_clients=clients, absent="left_out")
+    memory = Memory(num_parameters=parameters, num_clients=clients)
     memory.combine(Cohort(0, clients, everybody, *np.ones((3, clients))), own, np.full(clients, 1 / clients))
     seconds: dict[float, list[float]] = {share: [] for share in (1.0, 0.9, 0.5, 0.1)}
     for turn in range(1, len(seconds) * (rounds + 3)):

@@ -7,7 +7,7 @@ the draw
 
 is an unbiased estimate of :math:`\sum_m \lambda_m g_m`, whatever y holds. Its variance is that of the
 *residuals* :math:`g_m - b\,y_m`, so the sampler learns their norms, and draws the clients that have changed.
-A client that could not be drawn counts by :math:`b\,y_m`, or is left out: see ``absent``.
+A client that could not be drawn counts by :math:`b\,y_m`.
 With b = 1 this is FedVARP (Jhunjhunwala et al. 2022), the federated form of SAGA.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numba import njit
@@ -33,8 +33,6 @@ from sortition.core.validation import named_keywords, one_of, real_numbers, whol
 
 Updates: TypeAlias = ArrayLike | Sequence[ArrayLike | None]
 """One update a client of the cohort: a matrix, or a list of vectors. None or nan: no reply."""
-Absent: TypeAlias = Literal["remembered", "left_out"]
-"""What clients that could not be drawn count by: what is remembered of them, or nothing."""
 WeightsOf: TypeAlias = Callable[[IntArray], FloatArray]
 """lambda of client ids, such as ``sampler.client_weights``."""
 
@@ -180,15 +178,14 @@ class Memory:
     plain one. A memory moves half of the way to a new update, all of it the first time.
 
     If a cohort was not drawn from everybody, those *absent* are the clients that are not in
-    ``cohort.available``. With ``absent="remembered"`` they count by what is remembered of them, and the
-    aggregate is an unbiased estimate, over the draw, of
+    ``cohort.available``. They count by what is remembered of them, and the aggregate is an unbiased
+    estimate, over the draw, of
 
     .. math:: \sum_{m\,\mathrm{available}} \lambda_m g_m + b \sum_{m\,\mathrm{absent}} \lambda_m y_m
 
-    With ``absent="left_out"`` it is one of the first sum. A client that has left for good should leave the
-    sampler (``remove_clients``), or be forgotten (``memory.forget``). With "remembered", one that is absent
-    and was not heard for ``AWAY`` = 8 sweeps is forgotten. A sweep is as many remembered updates as
-    there are remembered clients. The memory looks for them once a sweep.
+    A client that has left for good should leave the sampler (``remove_clients``), or be forgotten
+    (``memory.forget``). One that is absent and was not heard for ``AWAY`` = 8 sweeps is forgotten. A sweep is
+    as many remembered updates as there are remembered clients. The memory looks for them once a sweep.
 
     Only clients that were seen take memory: ``num_parameters`` numbers of ``dtype`` each, in RAM or, with
     ``path``, in a scratch file, which must not exist yet; ``state_dict`` then copies all rows into RAM.
@@ -212,7 +209,6 @@ class Memory:
         path: str | Path | None = None,
         max_clients: int | None = None,
         max_bytes: int = 4 * 2**30,
-        absent: Absent = "remembered",
     ) -> None:
         self._num_parameters = whole_number("num_parameters", num_parameters, least=1)
         most = whole_number("num_clients", num_clients, least=1)
@@ -220,8 +216,6 @@ class Memory:
             most = min(most, whole_number("max_clients", max_clients, least=1))
         self._dtype = np.dtype(dtype)
         one_of("dtype", self._dtype.name, ("float16", "float32", "float64"))
-        one_of("absent", absent, get_args(Absent))
-        self._absent: Absent = absent
         self._most = most
         self.bytes_needed = most * self._num_parameters * self._dtype.itemsize
         if self.bytes_needed > whole_number("max_bytes", max_bytes, least=1):
@@ -255,6 +249,11 @@ class Memory:
         """How many clients take memory."""
         return len(self._rows)
 
+    @property
+    def clients(self) -> IntArray:
+        """The clients that are remembered."""
+        return np.fromiter(self._rows, dtype=np.int64, count=len(self._rows))
+
     def remembered(self, client: int) -> FloatArray:
         """y of ``client``: zeros if nothing is remembered."""
         return np.array(self._old(client), dtype=np.float64)
@@ -287,9 +286,9 @@ class Memory:
 
         .. math:: \sum_{m\,\mathrm{available}} \lambda_m g_m + b \sum_{m\,\mathrm{absent}} \lambda_m y_m
 
-        or, with ``absent="left_out"``, the first sum alone. So remove clients that have left for good from
-        the sampler, or ``forget`` them. If clients were drawn and none replied, the aggregate is zero. Each
-        round can be combined once, in any order. On an error nothing has changed.
+        So remove clients that have left for good from the sampler, or ``forget`` them. If clients were drawn
+        and none replied, the aggregate is zero. Each round can be combined once, in any order. On an error
+        nothing has changed.
         """
         round_index = whole_number("cohort.round_index", cohort.round_index, least=0)
         if sum(bound <= round_index for bound in self._bounds) % 2:
@@ -315,7 +314,7 @@ class Memory:
             return np.zeros(self._num_parameters), norms
         if followed is not None:
             self._keep(followed)
-        aggregate = b * (self._counted_sum(cohort) if b > 0.0 else self._sum)
+        aggregate = b * self._sum
         before = self._scale(self._rows)
         raised = np.zeros(len(cohort))
         raised[replied] = weights[replied] * heard.weights
@@ -332,8 +331,7 @@ class Memory:
         if self._rounding > SUM_TOLERANCE * after:
             self._sum_up()
         self._coefficient.learn(numerator, denominator)
-        if self._absent == "remembered":
-            self._forget_gone(cohort)
+        self._forget_gone(cohort)
         return aggregate, norms
 
     # Details -----------------------------------------------------------------------------------------
@@ -392,7 +390,7 @@ class Memory:
         """lambda of the cohort and, where those of remembered clients have changed, all that are not 0."""
         if callable(client_weights):
             weights = _weights(client_weights(cohort.clients), len(cohort))
-            remembered = np.fromiter(self._rows, dtype=np.int64, count=len(self._rows))
+            remembered = self.clients
             now = _weights(client_weights(remembered), len(remembered)) if len(remembered) else np.zeros(0)
             if now.tolist() == list(self._lambda.values()):
                 return weights, None
@@ -406,24 +404,6 @@ class Memory:
                     "function of client ids, such as sampler.client_weights, so that all weights can follow"
                 )
         return weights, None
-
-    def _counted_sum(self, cohort: Cohort) -> FloatArray:
-        """The sum over all clients or, where the absent are left out, over those that could be drawn.
-
-        The others are taken out of the whole sum, if they are fewer and not so large that digits are lost.
-        """
-        if cohort.available is None or self._absent == "remembered":
-            return self._sum
-        remembered = np.fromiter(self._rows, dtype=np.int64, count=len(self._rows))
-        are_here = np.isin(remembered, cohort.available)
-        here, absent = remembered[are_here].tolist(), remembered[~are_here].tolist()
-        rounded = self._rounding + rounding(len(absent), self._scale(self._rows))
-        from_whole = len(absent) <= len(here) and rounded <= SUM_TOLERANCE * self._scale(here)
-        total = self._sum.copy() if from_whole else np.zeros(self._num_parameters)
-        for client in absent if from_whole else here:
-            lam = self._lambda[client]
-            _add(total, -lam if from_whole else lam, self._old(client))
-        return total
 
     def _forget_gone(self, cohort: Cohort) -> None:
         """Forget the clients that are absent and were not heard for ``AWAY`` sweeps.
@@ -523,7 +503,6 @@ class Memory:
             "version": STATE_VERSION,
             "num_parameters": self._num_parameters,
             "dtype": self._dtype.name,
-            "absent": self._absent,
             "rounds": np.array(sorted(self._bounds), dtype=np.int64),
             "clients": np.array(list(rows), dtype=np.int64),
             "client_weights": np.array(list(self._lambda.values()), dtype=np.float64),
@@ -540,14 +519,8 @@ class Memory:
         """Continue from a state, to the bit; on a StateError nothing has changed."""
         if not isinstance(state, Mapping):
             raise StateError(f"state must be a mapping, as state_dict gives it, got {type(state).__name__}")
-        wanted = {
-            "kind": "Memory",
-            "version": STATE_VERSION,
-            "num_parameters": self._num_parameters,
-            "dtype": self._dtype.name,
-            "absent": self._absent,
-        }
-        for name, value in wanted.items():
+        wanted = ("Memory", STATE_VERSION, self._num_parameters, self._dtype.name)
+        for name, value in zip(("kind", "version", "num_parameters", "dtype"), wanted, strict=True):
             if text(state, name) != value:
                 raise StateError(f"state has {name} = {text(state, name)!r}, this memory has {value!r}")
         clients = array(state, "clients", np.int64, (None,))

@@ -65,7 +65,7 @@ class Guard:
         >>> round(Guard().least_deviation, 2), Guard(largest_gain=3).least_deviation
         (1.28, 0.0)
         """
-        return -NormalDist().inv_cdf(min(2.5 / self.largest_gain, 0.5))
+        return 0.0 - NormalDist().inv_cdf(min(2.5 / self.largest_gain, 0.5))
 
     def __repr__(self) -> str:
         changed = (f.name for f in fields(self) if getattr(self, f.name) != f.default)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from sortition.core.cohort import Cohort
 from sortition.core.errors import ConfigurationError, StateError
-from sortition.core.state import count, part
+from sortition.core.state import array, check, count, part
 from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
-from sortition.memory import Memory
+from sortition.memory import STEP, Memory
 
 MEMORY = "memory."
 """Prefix of the memory's entries in the state."""
@@ -103,17 +103,17 @@ class ModelMemory:
 
     So all clients have weight 1 in the memory, and nothing in it changes when a size becomes known or
     changes, or when clients join or leave. The aggregate is a sum over examples: the caller divides it by
-    the number of examples of all available clients.
+    the number of examples of all available clients, and of b times those offline.
 
-    A client that is offline keeps its place in the memory, but is taken out of the aggregate
-    (``absent="left_out"``): the caller divides by the examples online, so the sum must be that of the
-    available clients.
+    A client that is offline counts b times, by what is remembered of it, until the memory forgets it:
+    ``MemorySum`` has the formula.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = whole_number("memory_bytes", max_bytes, least=1)
         self._memory: Memory | None = None
         self._num_parameters = 0
+        self._examples: dict[int, float] = {}  # of each client that is remembered, as they are in its y
 
     @property
     def coefficient(self) -> float:
@@ -145,7 +145,7 @@ class ModelMemory:
             self._allocate(num_parameters)
 
     def combine(self, cohort: Cohort, updates: Sequence[ClientUpdate | None]) -> Combined:
-        """The aggregate of the available clients, the norms of the residuals, and the memory after it.
+        """The aggregate, the norms of the residuals, and the memory after it.
 
         ``updates`` are aligned with the cohort; None means no reply.
         """
@@ -155,11 +155,23 @@ class ModelMemory:
         after._num_parameters, after._memory = self._num_parameters, self._memory.copied()
         vectors = [None if update is None else update.size * update.vector for update in updates]
         aggregate, norms = after._memory.combine(cohort, vectors, np.ones(len(cohort)))
-        return Combined(aggregate, norms, self._memory.coefficient, 0.0, 0, after)
+        examples = dict(self._examples)
+        for client, update in zip(cohort.clients.tolist(), updates, strict=True):
+            if update is not None:
+                before = examples.get(client, update.size)
+                examples[client] = before + STEP * (update.size - before)
+        after._examples = {client: examples[client] for client in after._memory.clients.tolist()}
+        b, offline = self._memory.coefficient, 0.0
+        if cohort.available is not None:
+            could_be_drawn = set(cohort.available.tolist())
+            offline = b * sum(size for client, size in self._examples.items() if client not in could_be_drawn)
+        return Combined(aggregate, norms, b, offline, 0, after)
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to know."""
         kept = {} if self._memory is None else self._memory.state_dict()
+        if kept:
+            kept["examples"] = np.array([self._examples[client] for client in kept["clients"].tolist()])
         return {MEMORY + name: value for name, value in kept.items()}
 
     def restored(self, state: Mapping[str, Any]) -> ModelMemory:
@@ -173,7 +185,11 @@ class ModelMemory:
                     f"state has a memory of {num_parameters:,} parameters, for which memory_bytes = "
                     f"{self._max_bytes:,} has no room"
                 )
-            restored._allocate(num_parameters).load_state_dict(kept)
+            memory = restored._allocate(num_parameters)
+            memory.load_state_dict(kept)
+            examples = array(kept, "examples", np.float64, (memory.clients_remembered,))
+            check("examples", examples, np.isfinite(examples) & (examples >= 0.0), "finite, not negative")
+            restored._examples = dict(zip(memory.clients.tolist(), examples.tolist(), strict=True))
         return restored
 
     def _allocate(self, num_parameters: int) -> Memory:
@@ -184,6 +200,5 @@ class ModelMemory:
             num_clients=self._max_bytes // (num_parameters * BYTES_PER_NUMBER),
             dtype="float32",
             max_bytes=self._max_bytes,
-            absent="left_out",  # the caller divides by the examples online
         )
         return self._memory
