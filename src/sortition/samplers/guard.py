@@ -58,7 +58,7 @@ class GuardState:
     """What the guard of one sampler remembers: recent norms, the outliers and the suspects."""
 
     def __init__(self, guard: Guard, num_clients: int) -> None:
-        self.guard = guard
+        self.guard, self._least_deviation = guard, guard.least_deviation
         self._bounds = np.zeros(1, dtype=BOUNDS)
         self._bounds["newcomers"] = num_clients
         for name in norm_window.SETTINGS:
@@ -171,7 +171,7 @@ class GuardState:
 
     @property
     def _deviation(self) -> float:
-        return max(float(self._bounds["deviation"][0]), self.guard.least_deviation)
+        return max(float(self._bounds["deviation"][0]), self._least_deviation)
 
     def largest_share(self, weight: float) -> float:
         """S(c): what outliers of this client weight may hold of what was learnt."""
