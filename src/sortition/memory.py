@@ -45,12 +45,12 @@ LEAST_FACTOR = 1e-3
 SUM_TOLERANCE = 1e-9
 """The sum is made anew when rounding may have changed it by more than this, relative to its scale."""
 AWAY = 8
-"""A client that is away is forgotten when it was not heard for this many sweeps.
+"""A client is forgotten when it was away for this many sweeps.
 
-A sweep is as many remembered updates as there are remembered clients.
+A sweep is as many replies as there are remembered clients.
 """
-MOST_WRITTEN = 2**62
-"""No count of updates is larger."""
+MOST_REPLIES = 2**62
+"""No count of replies is larger."""
 STATE_VERSION = 5
 
 
@@ -184,8 +184,8 @@ class Memory:
     .. math:: \sum_{m\,\mathrm{available}} \lambda_m g_m + b \sum_{m\,\mathrm{absent}} \lambda_m y_m
 
     A client that has left for good should leave the sampler (``remove_clients``), or be forgotten
-    (``memory.forget``). One that is absent and was not heard for ``AWAY`` = 8 sweeps is forgotten. A sweep is
-    as many remembered updates as there are remembered clients. The memory looks for them once a sweep.
+    (``memory.forget``). One that was absent for ``AWAY`` = 8 sweeps is forgotten. A sweep is as many
+    replies as there are remembered clients, and the memory looks once a sweep who is there.
 
     Only clients that were seen take memory: ``num_parameters`` numbers of ``dtype`` each, in RAM or, with
     ``path``, in a scratch file, which must not exist yet; ``state_dict`` then copies all rows into RAM.
@@ -235,9 +235,9 @@ class Memory:
         self._rounding = 0.0  # how far it can have changed the sum since that was made anew
         self._bounds: set[int] = set()  # 3 and 7 if rounds 3, 4, 5 and 6 were combined
         self._coefficient = Coefficient()
-        self._written = 0  # updates that were remembered
-        self._heard: dict[int, int] = {}  # what that was with the last update of each client
-        self._looked = 0  # what it was at the last look for clients that are gone
+        self._replies = 0  # all that were combined
+        self._seen: dict[int, int] = {}  # what that was when a client was heard, or there at a look, last
+        self._looked = 0  # what it was at the last look
 
     @property
     def coefficient(self) -> float:
@@ -266,7 +266,7 @@ class Memory:
         other = copy.copy(self)
         other._rows, other._lambda = dict(self._rows), dict(self._lambda)
         other._largest_entry, other._bounds = dict(self._largest_entry), set(self._bounds)
-        other._heard = dict(self._heard)
+        other._seen = dict(self._seen)
         other._sum, other._coefficient = self._sum.copy(), replace(self._coefficient)
         return other
 
@@ -310,6 +310,7 @@ class Memory:
         moving = [self._writable(clients[place]) for place, _ in told]
         # nothing can fail from here on
         self._bounds ^= {round_index, round_index + 1}
+        self._replies += len(told)
         if len(cohort) and not replied.any():
             return np.zeros(self._num_parameters), norms
         if followed is not None:
@@ -406,17 +407,18 @@ class Memory:
         return weights, None
 
     def _forget_gone(self, cohort: Cohort) -> None:
-        """Forget the clients that are absent and were not heard for ``AWAY`` sweeps.
+        """Once a sweep, see who is there, and forget those that were away for ``AWAY`` sweeps.
 
-        All rows are then summed anew, so this is done at most once a sweep.
+        All rows are then summed anew, so this is not done in every round.
         """
         sweep = len(self._rows)
-        if cohort.available is None or self._written - self._looked < sweep:
+        if self._replies - self._looked < sweep:
             return
-        self._looked = self._written
-        silent = [client for client, heard in self._heard.items() if self._written - heard >= AWAY * sweep]
-        gone = np.setdiff1d(np.array(silent, dtype=np.int64), cohort.available)
-        if len(gone):
+        self._looked = self._replies
+        here = self.clients if cohort.available is None else np.intersect1d(self.clients, cohort.available)
+        self._seen.update(dict.fromkeys(here.tolist(), self._replies))
+        gone = [client for client, seen in self._seen.items() if self._replies - seen >= AWAY * sweep > 0]
+        if gone:
             self.forget(gone)
 
     def _scale(self, clients: Iterable[int]) -> float:
@@ -439,8 +441,7 @@ class Memory:
         if row is not new:  # rounded to float16, so the sum must follow
             _add(self._sum, lam, row - new.astype(np.float64))
         self._put(client, row)
-        self._written += 1
-        self._lambda[client], self._heard[client] = lam, self._written
+        self._lambda[client], self._seen[client] = lam, self._replies
 
     def _put(self, client: int, row: NDArray[Any]) -> None:
         if self._file is None:
@@ -455,7 +456,7 @@ class Memory:
         """Keep these clients only, with these weights."""
         for client in [client for client in self._rows if client not in weights]:
             row = self._rows.pop(client)
-            del self._largest_entry[client], self._heard[client]
+            del self._largest_entry[client], self._seen[client]
             if self._file is not None:
                 self._spare.append(row)
         self._lambda = weights
@@ -506,9 +507,9 @@ class Memory:
             "rounds": np.array(sorted(self._bounds), dtype=np.int64),
             "clients": np.array(list(rows), dtype=np.int64),
             "client_weights": np.array(list(self._lambda.values()), dtype=np.float64),
-            "written": self._written,
+            "replies": self._replies,
             "looked": self._looked,
-            "heard": np.array([self._heard[client] for client in rows], dtype=np.int64),
+            "seen": np.array([self._seen[client] for client in rows], dtype=np.int64),
             "sum": self._sum.copy(),
             "rounding": self._rounding,
             **self._coefficient.state(),
@@ -532,13 +533,13 @@ class Memory:
         rounds = array(state, "rounds", np.int64, (None,))
         total = array(state, "sum", np.float64, shape)
         coefficient = Coefficient.from_state(state)
-        written, looked = count(state, "written"), count(state, "looked")
-        heard = array(state, "heard", np.int64, (len(clients),))
-        if not looked <= written <= MOST_WRITTEN:
+        replies, looked = count(state, "replies"), count(state, "looked")
+        seen = array(state, "seen", np.int64, (len(clients),))
+        if not looked <= replies <= MOST_REPLIES:
             raise StateError(
-                f"state must hold 'looked' <= 'written' <= {MOST_WRITTEN}, got {looked} and {written}"
+                f"state must hold 'looked' <= 'replies' <= {MOST_REPLIES}, got {looked} and {replies}"
             )
-        check("heard", heard, (heard >= 1) & (heard <= written), f"from 1 to written = {written}")
+        check("seen", seen, (seen >= 1) & (seen <= replies), f"from 1 to replies = {replies}")
         if len(rounds) % 2 or (rounds < 0).any() or (np.diff(rounds, prepend=-1) < 1).any():
             raise StateError("state has rounds that are not where stretches of rounds begin and end")
         check("client_weights", weights, np.isfinite(weights) & (weights >= 0.0), "finite, not negative")
@@ -557,8 +558,8 @@ class Memory:
         self._lambda = dict(zip(rows, weights.tolist(), strict=True))
         self._sum, self._rounding, self._bounds = total, rounded, set(rounds.tolist())
         self._coefficient = coefficient
-        self._written, self._looked = written, looked
-        self._heard = dict(zip(rows, heard.tolist(), strict=True))
+        self._replies, self._looked = replies, looked
+        self._seen = dict(zip(rows, seen.tolist(), strict=True))
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from sortition import ConfigurationError, StateError, UniformSampler
 from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS
 from sortition.integrations.flower import AdaptiveSampling
+from sortition.integrations.flower.model_memory import ClientUpdate, ModelMemory
 from tests.helpers import cohorts
 from tests.integrations.flower.fake_grid import Client, federation, model, one_round, weights
 from tests.integrations.flower.test_ledger import CrashError
@@ -94,6 +95,28 @@ def test_the_step_is_unbiased_over_every_cohort_whatever_is_remembered(design, l
         remembered = strategy._memory._memory.remembered(4)  # times its size; float32
         everybody, examples = everybody + used[0] * remembered, examples + used[0] * SIZES[4]
     np.testing.assert_allclose(mean, everybody / examples, rtol=1e-9)
+
+
+def test_the_examples_of_a_client_offline_are_those_in_what_is_remembered():
+    """Client 1 has 4 examples and then 12; its y moves half of the way, and so do its examples: 8."""
+    memory = ModelMemory(10**6)
+    memory.make_room({"w": np.zeros(2)}, num_clients=2)
+    for turn, size in enumerate((4.0, 12.0)):
+        cohort = Cohort(turn, 2, [0, 1], *np.ones((3, 2)))
+        updates = [ClientUpdate(np.ones(2), each, None) for each in (3.0, size)]
+        memory = memory.combine(cohort, updates).memory
+    alone = Cohort(2, 1, [0], [1], [0.5], [2.0], available=[0])
+    state = memory.state()
+    for one in (memory, ModelMemory(10**6).restored(state)):
+        combined = one.combine(alone, [ClientUpdate(np.ones(2), 3.0, None)])
+        b = combined.coefficient
+        assert b > 0.5
+        assert combined.offline_examples == pytest.approx(8.0 * b)
+        assert combined.aggregate == pytest.approx(np.full(2, b * (3.0 + 8.0) + 2.0 * (3.0 - 3.0 * b)))
+    (name,) = (name for name in state if name.endswith("examples"))
+    for wrong in (np.array([3.0]), np.array([3.0, np.nan]), np.array([3.0, -1.0])):
+        with pytest.raises(StateError, match="examples"):
+            ModelMemory(10**6).restored({**state, name: wrong})
 
 
 def test_it_is_unbiased_too_if_clients_have_more_examples_than_before():

@@ -143,7 +143,8 @@ class _Counted(NamedTuple):
 class MemorySum:
     r"""The server's side: :math:`\sum_m n_m y_m`, and what is in it for each client.
 
-    A client that is offline can't be taken out of the sum, as its y is not here. So the aggregate estimates
+    As with ``ModelMemory``, a client that is offline counts by what is remembered of it; but it is never
+    forgotten, as its y is not here. The aggregate estimates
 
     .. math:: \sum_{m\,\mathrm{online}} n_m g_m + b \sum_{m\,\mathrm{offline}} n_m y_m
 
