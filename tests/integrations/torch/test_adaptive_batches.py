@@ -1007,6 +1007,23 @@ def test_diagnose_after_the_first_epoch() -> None:
         diagnose(rare, cohort_size=5)
 
 
+def test_a_part_of_an_epoch_is_too_little_to_tell() -> None:
+    """After a few batches all norms were alike, and a plain shuffle was recommended."""
+    sampler = AdaptiveBatchSampler(1000, batch_size=10)
+    tickets, norms = None, np.where(np.arange(1000) % 2, 50.0, 1.0)
+    for count, batch in enumerate(sampler, start=1):
+        tickets = tickets or sampler.tickets()
+        next(tickets).observe(norms[batch])
+        found = diagnose(sampler)
+        if count == 49:
+            assert found.verdict == "can't tell yet"
+            assert "only 49% of the examples were observed. Ask again after the first epoch." in repr(found)
+            assert "provisional" not in repr(found)
+        if count == 50:
+            assert found.verdict == "adaptive"
+            break
+
+
 def test_a_loader_is_diagnosed_as_its_sampler() -> None:
     batches = loader(make())
     for (values,), ticket in chain(batches, batches):

@@ -365,7 +365,7 @@ class Diagnosis:
     def verdict(self) -> str:
         """*nothing to gain*, *sample by size and be done*, *adaptive*, *adaptive with memory*.
 
-        Or, of a recorded run, *can't tell yet*; *can't tell* if it had a memory.
+        Or *can't tell yet*, of a recorded run or a part of an epoch; *can't tell* if a run had a memory.
         """
         if self.choice is None:
             return CANT_TELL if self.noise.residuals else CANT_TELL_YET
