@@ -267,7 +267,7 @@ ENGINES: dict[str, tuple[Any, tuple[str, ...]]] = {
         lambda **common: AdaptiveOSMDSampler(num_rounds=40, **common),
         (*MIXTURE, "log_feedback_bound"),
     ),
-    "avare": (AvareSampler, (*LOG_RATIOS, "exploration")),
+    "avare": (AvareSampler, (*LOG_RATIOS, "exploration", "floors")),
     "mabs": (lambda **common: MABSSampler(num_rounds=40, **common), REWEIGHTED),
     "vrb": (VRBSampler, REWEIGHTED),
     "empirical bayes": (
@@ -316,7 +316,7 @@ def with_number(state: State, entry: str, bad: float) -> State:
 def test_no_entry_is_nan_or_infinite(name: str, entry: str, bad: float) -> None:
     sampler = trained(ENGINES[name][0])
     before, p = sampler.state_dict(), sampler.probabilities()
-    if (entry, str(bad)) in FINE:
+    if (entry, str(bad)) in FINE and (name, entry) != ("avare", "logs"):  # its heights are what these say
         sampler.load_state_dict(with_number(before, entry, bad))
         return
     with pytest.raises(StateError, match=rf"\b{re.escape(entry)}\b"):

@@ -337,12 +337,16 @@ class ExpertMixture(Distribution):
 
     def summed(self) -> float:
         """What the expert sums to that is furthest from one."""
+        sums = self._sums()
+        return float(sums[np.argmax(np.abs(sums - 1.0))])
+
+    def _sums(self) -> FloatArray:
+        """What each expert sums to."""
         root, (_, scales, bases), unseen = self._root(self.trees), self.experts, self._unseen
         seen_in_base = np.maximum(self.trees.totals[-1] - root[expert_trees.MASS], 0.0)
         in_base = seen_in_base + unseen.in_block + unseen.own_mass  # no difference that a huge mass cancels
         with np.errstate(over="ignore"):  # then it is inf, and no distribution
-            sums = (scales * root[expert_trees.SUM] + bases * in_base) / self.roster.total
-        return float(sums[np.argmax(np.abs(sums - 1.0))])
+            return np.asarray((scales * root[expert_trees.SUM] + bases * in_base) / self.roster.total)
 
     def share_of_seen(self) -> float:
         """The mixed probability of all clients seen so far together."""

@@ -1,0 +1,61 @@
+"""Avare's distribution against its formula, where heights jump and jump back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sortition.engine.clients import Roster
+from sortition.engine.floored import FlooredProportional
+
+
+def expected(heights: np.ndarray, masses: np.ndarray, exploration: float) -> np.ndarray:
+    """max(exploration * prior, c h), with the c that makes it sum to one; by bisection in logarithms."""
+    floor = exploration * masses / masses.sum()
+    low, high = -1000.0, 1000.0
+    for _ in range(200):
+        c = 0.5 * (low + high)
+        low, high = (c, high) if np.maximum(floor, np.exp(c + heights)).sum() < 1.0 else (low, c)
+    return np.maximum(floor, np.exp(low + heights))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_it_is_its_formula_through_any_jumps(seed: int, own: bool) -> None:
+    rng = np.random.default_rng(seed)
+    masses = rng.lognormal(size=60) if own else np.ones(60)
+    roster = Roster(60, masses if own else None)
+    distribution, heights = FlooredProportional(roster), np.full(60, -np.inf)
+    for turn in range(120):
+        clients = rng.choice(60, size=5, replace=False)
+        logs = rng.normal(size=5) * (30.0 if turn % 3 == 0 else 1.0)
+        if turn % 7 == 0:
+            logs[0] = -np.inf
+        exploration = 1.0 / (1.1 + turn) ** rng.uniform(0.0, 1.0)
+        distribution.set_heights(clients, logs, exploration=exploration)
+        heights[clients] = logs
+        if np.any(heights > -np.inf):
+            want = expected(heights, masses, exploration)
+            assert distribution.everybody() == pytest.approx(want, rel=1e-9)
+            assert distribution.summed() == pytest.approx(1.0, rel=1e-9)
+        if turn % 10 == 9:
+            state, distribution = distribution.state(), FlooredProportional(roster)
+            distribution.restore(state)
+
+
+@pytest.mark.parametrize("jump", [1e4, 1e9])
+def test_a_floor_that_jumps_back_finds_everybody_where_they_were(jump: float) -> None:
+    """Hundreds cross the floor in every round; only those heard, and few others, are written."""
+    rng, num_clients = np.random.default_rng(0), 2000
+    distribution = FlooredProportional(Roster(num_clients, None))
+    distribution.set_heights(np.arange(num_clients), rng.normal(size=num_clients), exploration=0.5)
+    for turn in range(20):
+        clients = np.append(0, rng.choice(np.arange(1, num_clients), size=4, replace=False))
+        logs = np.append(np.log(jump) if turn % 2 else 0.0, rng.normal(size=4))
+        p, ratios = distribution.everybody(), distribution.trees.ratios[:num_clients].copy()
+        distribution.set_heights(clients, logs, exploration=0.5)
+        crossed = np.count_nonzero((p > 0.5 / num_clients) != (distribution.everybody() > 0.5 / num_clients))
+        written = np.count_nonzero((distribution.trees.ratios[:num_clients] != ratios).any(axis=1))
+        if turn > 2:
+            assert crossed > 400
+            assert written < 20
