@@ -702,6 +702,7 @@ def test_a_rank_resumes_with_its_own_state_only() -> None:
 # Compiled steps and other devices ------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower")  # torch's, about Python 3.13.0
 def test_a_compiled_step_may_take_the_ticket() -> None:
     sampler = make()
     list(sampler)

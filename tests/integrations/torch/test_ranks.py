@@ -83,6 +83,7 @@ def train(rank: int, folder: Path) -> None:
         ticket.observe(next(norms_at)["norms"])
         again.append((ticket.examples.tolist(), ticket.weights.tolist()))
     torch.save({"steps": steps, "again": again}, folder / f"{rank}.pt")
+    del model, losses  # torch may hang where a model is the last one to let go of the process group
     torch.distributed.barrier()  # nobody closes what the other one still waits for
     torch.distributed.destroy_process_group()
 
