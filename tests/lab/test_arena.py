@@ -161,6 +161,30 @@ class TestTournament:
         assert avare.early_ratio == pytest.approx(np.mean([run[:2] for run in runs]))
         assert avare.to_uniform == pytest.approx(avare.ratio / uniform.ratio)
 
+    def test_another_design_is_compared_with_its_own_uniform_sampling(self):
+        """By the norms alone, variances of two designs differ by what nobody knows."""
+
+        def independent(trial):
+            return UniformSampler(**{**trial.common(), "design": "independent"})
+
+        samplers = {"independent": independent, **contestants("k-vib", "avare", "optimal-client-sampling")}
+        arena = run_replay(samplers, [TINY], split="report", seeds=2)
+        uniform, own, k_vib, avare, _ = arena.scores
+        assert own.to_uniform == own.early_to_uniform == 1.0
+        assert own.ratio != uniform.ratio
+        assert k_vib.design == own.design == "independent"
+        assert k_vib.to_uniform == pytest.approx(k_vib.ratio / own.ratio)
+        assert avare.to_uniform == pytest.approx(avare.ratio / uniform.ratio)
+        places = {row.sampler: row.first_places for row in standings(arena)}
+        assert places == {
+            "uniform": int(uniform.ratio <= avare.ratio),
+            "independent": None,
+            "k-vib": None,
+            "avare": int(avare.ratio <= uniform.ratio),
+            "optimal-client-sampling": None,
+        }
+        assert [row.worst_behind is None for row in standings(arena)] == [False, True, True, False, True]
+
     def test_two_processes_give_the_same(self):
         arguments = contestants("uniform", "k-vib"), [TINY, replace(TINY, name="twin")]
         counts = []

@@ -264,7 +264,8 @@ ONE_IS = {
 HOW_TO_READ_ARENA = (
     "Lower is better throughout; in the cells 1 is {one}.\n"
     "Variances are by norms (docs/reference/metrics.md). First places and 'worst / the best' are by ratio.\n"
-    "Oracles see every norm before they draw, and win no places."
+    "Oracles see every norm before they draw, and win no places. Nor do samplers of another design than\n"
+    "uniform (k-vib draws independently): there 1 is the optimum, or uniform sampling, of that design."
 )
 HOW_TO_READ_VECTORS = (
     "Lower is better throughout. Each round counts in units of the least variance of draws with\n"

@@ -227,6 +227,8 @@ class Trajectory:
     r""":math:`l_t(p^t) / l_t(p^\star)`: 1 is the best that any distribution can do in this round."""
     initial_loss: float = np.inf
     """The loss of the initial model."""
+    design: Design = "with_replacement"
+    """By which the sampler draws."""
 
 
 def train(
@@ -261,7 +263,7 @@ def train(
             on_round()
     for _ in range(int(np.isinf(losses).sum())):
         on_round()
-    return Trajectory(losses, ratios, initial_loss)
+    return Trajectory(losses, ratios, initial_loss, design_of(sampler))
 
 
 def design_of(sampler: Sampler) -> Design:

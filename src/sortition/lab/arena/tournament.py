@@ -6,17 +6,19 @@ In *replay* a sampler hears the norms of a recorded or generated trace, those of
 
 from __future__ import annotations
 
+import math
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from sortition import Cohort, ConfigurationError, Sampler, SortitionError
+from sortition.core.designs import Design
 from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
 from sortition.lab.arena.environments import Environment, Split, Training, seeds_of
@@ -44,6 +46,8 @@ NOT_THEIRS = (
 class Variance:
     r"""Sampling variance of one run: means over rounds of :math:`l_t(p^t) / l_t(p^\star)`; 1 is perfect."""
 
+    design: Design
+    """By which it draws: the optimum is that of the design."""
     mean: float
     """Over all rounds."""
     early: float
@@ -52,7 +56,7 @@ class Variance:
     """Over each of 20 equal parts of the run, or of as many as there are rounds."""
 
     @classmethod
-    def of_run(cls, ratios: FloatArray) -> Variance:
+    def of_run(cls, ratios: FloatArray, design: Design = "with_replacement") -> Variance:
         """The measures of a run with these ratios, round by round.
 
         >>> Variance.of_run(np.array([4.0, 2.0] + 18 * [1.0])).early
@@ -60,7 +64,8 @@ class Variance:
         """
         early = ratios[: max(1, round(EARLY_SHARE * len(ratios)))]
         parts = np.array_split(ratios, min(SEGMENTS, len(ratios)))
-        return cls(float(ratios.mean()), float(early.mean()), tuple(float(part.mean()) for part in parts))
+        segments = tuple(float(part.mean()) for part in parts)
+        return cls(design, float(ratios.mean()), float(early.mean()), segments)
 
 
 @dataclass(frozen=True)
@@ -89,14 +94,15 @@ class Score:
 
     environment: str
     sampler: str
+    design: Design
     ratio: float
     """Variance over the optimum's, mean over rounds and seeds; 1 is perfect."""
     early_ratio: float
     """The same over the first tenth of the rounds."""
     to_uniform: float
-    """``ratio`` over that of uniform sampling."""
+    """``ratio`` over that of uniform sampling by the same design; nan where that was not run."""
     early_to_uniform: float
-    """``early_ratio`` over that of uniform sampling."""
+    """``early_ratio`` over that of uniform sampling by the same design."""
     by_seed: tuple[Variance, ...]
     closed_loop: ClosedLoop | None = None
     """What training came to, in closed loop."""
@@ -143,7 +149,7 @@ def run_replay(
     scores = []
     for place, environment in enumerate(environments):
         of_seeds = outcomes[place * len(numbers) : (place + 1) * len(numbers)]
-        runs = {name: tuple(outcome[name] for outcome in of_seeds) for name in everybody}
+        runs = {name: tuple(outcome[name] for outcome in of_seeds) for name in of_seeds[0]}
         scores += [_score(environment.name, name, runs) for name in everybody]
     return Arena("replay", split, tuple(numbers), tuple(environments), tuple(everybody), tuple(scores))
 
@@ -168,7 +174,7 @@ def run_closed_loop(
     for name, trajectories in train_all(everybody, trainings, numbers, jobs, progress).items():
         verdicts = judge(trajectories)
         runs = {
-            sampler: tuple(Variance.of_run(trajectory.variance_ratios) for trajectory in of_sampler)
+            sampler: tuple(Variance.of_run(run.variance_ratios, run.design) for run in of_sampler)
             for sampler, of_sampler in trajectories.items()
         }
         scores += [_score(name, sampler, runs, verdicts[sampler]) for sampler in everybody]
@@ -306,13 +312,22 @@ def _checked_seeds(
 def _replay_all(
     contestants: Mapping[str, Contestant], environment: Environment, seed: int, tick: Tick
 ) -> dict[str, Variance]:
+    """The runs of all contestants, and of uniform sampling by each of their designs."""
     trace = environment.trace(seed)
-    outcome = {}
+    trial, outcome = trace.trial(seed), {}
     for name, contestant in contestants.items():
-        sampler = _make(name, contestant, environment.name, trace.trial(seed))
+        sampler = _make(name, contestant, environment.name, trial)
         with blaming(name, environment.name):
-            outcome[name] = Variance.of_run(replay(sampler, trace, tick))
+            outcome[name] = Variance.of_run(replay(sampler, trace, tick), design_of(sampler))
+    for design in {run.design for run in outcome.values()} - {outcome[BASELINE].design}:
+        sampler = contestants[BASELINE](replace(trial, design=design))
+        outcome[_uniform_by(design)] = Variance.of_run(replay(sampler, trace), design)
     return outcome
+
+
+def _uniform_by(design: Design) -> str:
+    """The name of the runs of uniform sampling by a design that is not the baseline's."""
+    return f"{BASELINE}, {design}"
 
 
 def train_one(
@@ -370,11 +385,15 @@ def _score(
     runs: Mapping[str, Sequence[Variance]],
     closed_loop: ClosedLoop | None = None,
 ) -> Score:
+    design = runs[name][0].design
     ratio, early = _means(runs[name])
-    uniform_ratio, uniform_early = _means(runs[BASELINE])
+    uniform_ratio, uniform_early = math.nan, math.nan
+    if (against := BASELINE if design == runs[BASELINE][0].design else _uniform_by(design)) in runs:
+        uniform_ratio, uniform_early = _means(runs[against])
     return Score(
         environment,
         name,
+        design,
         ratio,
         early,
         ratio / uniform_ratio,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from sortition.core.types import FloatArray
-from sortition.lab.arena.tournament import Arena
+from sortition.core.designs import Design
+from sortition.core.types import BoolArray, FloatArray
+from sortition.lab.arena.tournament import Arena, Score
 from sortition.lab.arena.vectors import VectorArena, VectorScore
-from sortition.lab.contestants import ORACLES
+from sortition.lab.contestants import BASELINE, ORACLES
 from sortition.lab.reports.charts import whole_chart
 
 MEASURES = {
@@ -25,6 +27,8 @@ MEASURES = {
 """What a table can show."""
 MANY_SEEDS = 8
 """More seeds than these are not listed."""
+LONG = 1e5
+"""Numbers from here on are shown by their first digit."""
 FIRST_TENTH = {"ratio": "early_ratio", "to_uniform": "early_to_uniform"}
 """Measures of all rounds, and the same of the first tenth."""
 
@@ -34,64 +38,92 @@ class Standing:
     """One sampler over all environments."""
 
     sampler: str
+    design: Design
     oracle: bool
     geometric_mean: float
     """Of the variance ratios: the headline."""
     early_geometric_mean: float
     worst_to_uniform: float
-    """Its largest ratio to uniform sampling in any environment."""
+    """Its largest ratio to uniform sampling by the same design in any environment."""
     worst_early_to_uniform: float
-    first_places: int
-    """Environments in which only oracles are better."""
-    worst_behind: float
-    """Its largest ratio to the best sampler of an environment, oracles apart."""
+    first_places: int | None
+    """Environments in which only oracles are better; None for oracles, and for another design than uniform
+    sampling has here."""
+    worst_behind: float | None
+    """Its largest ratio to the best sampler of an environment, oracles apart; None for another design."""
 
 
 def standings(arena: Arena) -> list[Standing]:
     """Every sampler over all environments, in the order of the arena."""
     ratio, early = arena.table("ratio"), arena.table("early_ratio")
     to_uniform, early_to_uniform = arena.table("to_uniform"), arena.table("early_to_uniform")
-    real = np.array([name not in ORACLES for name in arena.samplers])
-    best = ratio[:, real].min(axis=1, keepdims=True)
+    best = ratio[:, _ranked(arena)].min(axis=1, keepdims=True)
     behind = ratio / best
     return [
         Standing(
-            sampler=name,
-            oracle=name in ORACLES,
+            sampler=score.sampler,
+            design=score.design,
+            oracle=score.sampler in ORACLES,
             geometric_mean=_geometric_mean(ratio[:, place]),
             early_geometric_mean=_geometric_mean(early[:, place]),
             worst_to_uniform=float(to_uniform[:, place].max()),
             worst_early_to_uniform=float(early_to_uniform[:, place].max()),
-            first_places=int(np.count_nonzero(behind[:, place] <= 1.0)),
-            worst_behind=float(behind[:, place].max()),
+            first_places=int(np.count_nonzero(behind[:, place] <= 1.0)) if ranked else None,
+            worst_behind=float(behind[:, place].max()) if score.design == _usual_design(arena) else None,
         )
-        for place, name in enumerate(arena.samplers)
+        for place, (score, ranked) in enumerate(zip(_first_row(arena), _ranked(arena), strict=True))
     ]
+
+
+def _first_row(arena: Arena) -> Sequence[Score]:
+    """The scores of one environment: one for each sampler."""
+    return arena.scores[: len(arena.samplers)]
+
+
+def _usual_design(arena: Arena) -> Design:
+    return next(score.design for score in arena.scores if score.sampler == BASELINE)
+
+
+def _ranked(arena: Arena) -> BoolArray:
+    """Who can win: no oracle, and nobody whose optimum is that of another design."""
+    usual = _usual_design(arena)
+    return np.array([one.sampler not in ORACLES and one.design == usual for one in _first_row(arena)])
 
 
 def arena_table(arena: Arena, measure: str = "ratio") -> Table:
     """Environments by samplers, the best one in bold (oracles apart), and the standings below."""
     values = arena.table(measure)
-    real = np.array([name not in ORACLES for name in arena.samplers])
-    table = _table(arena, MEASURES[measure])
+    ranked, table = _ranked(arena), _table(arena, MEASURES[measure])
     for environment, row in zip(arena.environments, values, strict=True):
-        best = row[real].min()
+        best = row[ranked].min()
         cells = [
-            f"[bold]{value:.2f}[/bold]" if known and value == best else f"{value:.2f}"
-            for value, known in zip(row, real, strict=True)
+            f"[bold]{_cell(value)}[/bold]" if known and value == best else _cell(value)
+            for value, known in zip(row, ranked, strict=True)
         ]
         table.add_row(environment.name, *cells)
     rows = standings(arena)
     table.add_section()
-    table.add_row("geometric mean", *(f"[bold]{_geometric_mean(own):.2f}[/bold]" for own in values.T))
+    table.add_row("geometric mean", *(f"[bold]{_cell(_geometric_mean(own))}[/bold]" for own in values.T))
     if measure in FIRST_TENTH:
         early = arena.table(FIRST_TENTH[measure])
-        table.add_row("- of first tenths", *(f"{_geometric_mean(own):.2f}" for own in early.T))
-    table.add_row("worst / uniform", *(f"{row.worst_to_uniform:.2f}" for row in rows))
-    table.add_row("- in first tenth", *(f"{row.worst_early_to_uniform:.2f}" for row in rows))
-    table.add_row("first places", *("-" if row.oracle else str(row.first_places) for row in rows))
-    table.add_row("worst / the best", *(f"{row.worst_behind:.2f}" for row in rows))
+        table.add_row("- of first tenths", *(_cell(_geometric_mean(own)) for own in early.T))
+    table.add_row("worst / uniform", *(_cell(row.worst_to_uniform) for row in rows))
+    table.add_row("- in first tenth", *(_cell(row.worst_early_to_uniform) for row in rows))
+    places = ("-" if row.first_places is None else str(row.first_places) for row in rows)
+    table.add_row("first places", *places)
+    table.add_row("worst / the best", *(_cell(row.worst_behind) for row in rows))
     return table
+
+
+def _cell(value: float | None) -> str:
+    """A number for a table.
+
+    >>> _cell(1.234), _cell(2e9), _cell(float("nan"))
+    ('1.23', '2e+09', '-')
+    """
+    if value is None or np.isnan(value):
+        return "-"
+    return f"{value:.2f}" if value < LONG else f"{value:.0e}"
 
 
 def closed_loop_table(arena: Arena) -> Table:
@@ -121,6 +153,7 @@ def arena_json(arenas: dict[str, Arena]) -> str:
             "split": arena.split,
             "seeds": arena.seeds,
             "samplers": arena.samplers,
+            "sortition": version("sortition"),
             "environments": [
                 {"name": env.name, "half": env.half, "about": env.about, "num_rounds": env.num_rounds}
                 for env in arena.environments
@@ -212,12 +245,15 @@ def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
         {"environment": score.environment, "sampler": score.sampler, "value": getattr(score, measure)}
         for score in arena.scores
     ]
+    ranked = {name for name, can_win in zip(arena.samplers, _ranked(arena), strict=True) if can_win}
     lowest = dict.fromkeys((env.name for env in arena.environments), np.inf)
     for row in rows:
-        if row["sampler"] not in ORACLES:
+        if row["sampler"] in ranked:
             lowest[row["environment"]] = min(lowest[row["environment"]], row["value"])
     for row in rows:
-        row["best"] = row["sampler"] not in ORACLES and row["value"] == lowest[row["environment"]]
+        row["best"] = row["sampler"] in ranked and row["value"] == lowest[row["environment"]]
+        row["shown"] = _cell(row["value"])
+    domain = [0.05, 2.0] if "uniform" in measure else [1.0, 20.0]
     x = {"field": "sampler", "type": "nominal", "sort": list(arena.samplers), "title": None}
     y = {"field": "environment", "type": "nominal", "sort": list(lowest), "title": None}
     spec = {
@@ -239,7 +275,7 @@ def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
                         "scale": {
                             "type": "log",
                             "scheme": "yelloworangered",
-                            "domain": [1, 20],
+                            "domain": domain,
                             "clamp": True,
                         },
                         "legend": None,
@@ -251,9 +287,9 @@ def heat_map(arena: Arena, measure: str = "ratio") -> dict[str, Any]:
                     "transform": [{"filter": f"datum.best == {str(best).lower()}"}],
                     "mark": {"type": "text", "fontSize": 10, "fontWeight": "bold" if best else "normal"},
                     "encoding": {
-                        "text": {"field": "value", "type": "quantitative", "format": ".2f"},
+                        "text": {"field": "shown", "type": "nominal"},
                         "color": {
-                            "condition": {"test": "datum.value > 8", "value": "white"},
+                            "condition": {"test": f"datum.value > {0.4 * domain[1]}", "value": "white"},
                             "value": "black",
                         },
                     },
