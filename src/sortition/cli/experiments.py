@@ -769,7 +769,7 @@ def reproduce_command(
         typer.Option(
             callback=one_of((*VARIANTS, "both")),
             metavar="NAME",
-            help="text, authors (their published code) or both.",
+            help="text, authors (with what their published code does differently) or both.",
         ),
     ] = "both",
     data: Annotated[
