@@ -360,6 +360,7 @@ def test_the_version_is_in_one_place_and_cited() -> None:
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     assert "version" not in project
     assert re.search(rf"^version: {re.escape(sortition.__version__)}$", text_of(ROOT / "CITATION.cff"), re.M)
+    assert f"version = {{{sortition.__version__}}}," in text_of(DOCS / "reference" / "citing.md")
     assert f"## [{sortition.__version__}]" in text_of(ROOT / "CHANGELOG.md")
 
 

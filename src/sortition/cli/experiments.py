@@ -58,7 +58,7 @@ from sortition.lab.bench import (
     most_clients,
 )
 from sortition.lab.compare import DEFAULT_SAMPLERS, compare, rounds_of
-from sortition.lab.contestants import BASELINE, CONTESTANTS, GUIDANCE, find_contestant
+from sortition.lab.contestants import BASELINE, CONTESTANTS, GUIDANCE, INDEPENDENT_ONLY, find_contestant
 from sortition.lab.diagnosis.diagnose import diagnose
 from sortition.lab.diagnosis.findings import MEMORY
 from sortition.lab.federations import FEDERATIONS
@@ -663,6 +663,8 @@ def bench_command(
     ] = None,
 ) -> None:
     """Time a sampler's draw and observe beside numpy's choice and the dense specification."""
+    if sampler in INDEPENDENT_ONLY:
+        design = "independent"  # they have no other
     if clients is None:
         sizes = [size for size in DEFAULT_CLIENTS if size <= most_clients(sampler)]
     else:
@@ -770,7 +772,7 @@ def reproduce_command(
         typer.Option(
             callback=one_of((*VARIANTS, "both")),
             metavar="NAME",
-            help="text, authors (their published code) or both.",
+            help="text, authors (with what their published code does differently) or both.",
         ),
     ] = "both",
     data: Annotated[

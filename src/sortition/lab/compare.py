@@ -48,10 +48,19 @@ FLAT = 0.005
 
 @dataclass(frozen=True)
 class Row:
-    """One sampler, over the repeats."""
+    """One sampler, over the repeats.
+
+    ``rounds_to_target`` is how many rounds it took, ``rounds_ratio`` the same over uniform sampling, with its
+    95% ``interval``. ``final_loss`` and ``final_loss_spread`` are mean and standard deviation of the loss in
+    the end. ``mean_variance_ratio`` says how noisy its probabilities make a step; 1 is the least.
+    ``losses``, ``losses_spread`` and ``variance_ratios`` are by round, ``losses_of_repeats`` by repeat and
+    round.
+    """
 
     name: str
+    """Of the sampler."""
     step_size: float
+    """Of the server; with ``tune`` the one that was found for this sampler."""
     rounds_to_target: float | None
     """Rounds until the fitted curve is down to the target; None if it never is."""
     rounds_ratio: float | None
@@ -75,7 +84,7 @@ class Row:
     losses_spread: FloatArray
     """Its standard deviation between repeats."""
     variance_ratios: FloatArray
-    """The same in each round, mean over the repeats."""
+    """Variance by norms over that of the best probabilities in each round, mean over the repeats."""
     losses_of_repeats: FloatArray
     """Training loss after each round, a row a repeat; that of seed ``seed`` is the first."""
 

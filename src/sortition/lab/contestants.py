@@ -174,7 +174,7 @@ class Guidance(NamedTuple):
     guard: str
     """Whether it has a guard against lies by default; every sampler takes one."""
     cost: str
-    """Of a round, with K clients drawn, n clients ever drawn and E experts (about 8)."""
+    """Of a round, with K clients drawn, n ever drawn, M in all and E experts (about 8)."""
     best_when: str
 
 
@@ -193,7 +193,7 @@ GUIDANCE: dict[str, Guidance] = {
     "mabs": Guidance("horizon, bound", "norms", "all", "no", "K log n", "only to compare with"),
     "vrb": Guidance("bound", "norms", "all", "no", "K log n", "norms jump, and means of squares are needed"),
     "avare": Guidance("nothing", "norms", "all", "no", "K log n", "only to compare with"),
-    "k-vib": Guidance("horizon, bound", "norms", "independent", "no", "K log n", "only to compare with"),
+    "k-vib": Guidance("horizon, bound", "norms", "independent", "no", "M log M", "only to compare with"),
     "empirical-bayes": Guidance(
         "nothing; sizes help", "norms, silence", "all", "yes", "K log n", "the default: start here"
     ),

@@ -33,6 +33,16 @@ class AvareSampler(BaseSampler):
     :math:`p_{\min}` is ``smallest_floor``. With a ``prior`` :math:`\pi` the floor of client m is
     :math:`\epsilon_t M \pi_m`, and the start is the prior.
 
+    Deviation: El Hanchi and Stephens draw one index a step, and have t - 1. Here K clients are drawn a round,
+    and :math:`K(t-1)` counts draws.
+
+    Deviation: a floor above 1/M is cut to 1/M, where draws are uniform. With the default C this happens for
+    every ``smallest_floor`` above 0, in the first rounds: with :math:`p_{\min} = 0.1/M` until
+    :math:`K(t-1)` is 0.37 M.
+
+    El Hanchi and Stephens, *Adaptive Importance Sampling for Finite-Sum Optimization and Sampling with
+    Decreasing Step-Sizes*, NeurIPS 2020.
+
     A round costs what moves: where one reply takes many clients to a floor where they have not been lately,
     or off it, all of them are visited. With a million clients that is 15 to 40 ms instead of 0.2
     (``docs/research/engine.md``).

@@ -41,6 +41,9 @@ class KVibSampler(BaseSampler):
 
     It is here to be compared with: a round costs O(M log M).
 
+    Zeng, Xu, Pan, Luo, Wang and Tang, *Enhanced Federated Optimization: Adaptive Unbiased Client Sampling
+    with Reduced Variance*, TMLR 2025.
+
     >>> sampler = KVibSampler(num_clients=4, cohort_size=2, num_rounds=4, feedback_bound=1.0)
     >>> sampler.probabilities()
     array([0.25, 0.25, 0.25, 0.25])

@@ -33,6 +33,8 @@ class MABSSampler(BaseSampler):
     number where there is replacement. With a ``prior`` :math:`\pi`, the softmax is that of
     :math:`v + \ln \pi`, and :math:`\eta\,\pi` takes the place of :math:`\eta/M`.
 
+    Salehi, Celis and Thiran, *Stochastic Optimization with Bandit Sampling*, arXiv 1708.02544, 2017.
+
     >>> sampler = MABSSampler(num_clients=3, cohort_size=1, num_rounds=10, feedback_bound=1.0)
     >>> cohort = sampler.draw()
     >>> sampler.observe(cohort, [3.0])

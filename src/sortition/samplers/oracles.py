@@ -117,6 +117,8 @@ class OptimalClientSampler(OptimalSampler):
     :math:`\min(1, c\,u_m)` with sum K, what the independent design makes of :math:`p \propto u`; so it is
     :class:`OptimalSampler` in that design, and ``probabilities()`` are the shares :math:`u / \sum u`.
 
+    Chen, Horváth and Richtárik, *Optimal Client Sampling for Federated Learning*, TMLR 2022.
+
     >>> sampler = OptimalClientSampler(num_clients=3, cohort_size=2)
     >>> sampler.reveal([1.0, 3.0, 9.0])
     >>> sampler.draw().probabilities  # the third is certain, the others have 1/4 and 3/4

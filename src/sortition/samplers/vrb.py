@@ -33,6 +33,8 @@ class VRBSampler(BaseSampler):
     With a ``prior`` :math:`\pi` the regulariser is :math:`(M \pi_m)^2 L M/\theta`, and :math:`\theta \pi_m`
     takes the place of :math:`\theta/M`: the start is the prior, and what it follows in the end is the same.
 
+    Borsos, Krause and Levy, *Online Variance Reduction for Stochastic Optimization*, COLT 2018.
+
     >>> sampler = VRBSampler(num_clients=3, cohort_size=1, exploration=0.5, feedback_bound=1.0)
     >>> cohort = sampler.draw()
     >>> sampler.observe(cohort, [3.0])  # w = 1/9 * 9 * 3

@@ -1,9 +1,10 @@
 r"""The two variants of a run: as the text says, and as the authors' published code does.
 
-:data:`DEPARTURES` lists where the authors' code departs from their text. The parts of their variant are
-kept here, out of the library proper: what the samplers are fed, their rates, how repeated draws count, and
-the batch size on images. Each is built on the library's own parts. The rest of this file turns settings
-into the federation, the sampler and the algorithm of a run.
+Where they published no program (Figures 4 and 8, Avare, and MABS and VRB on images), theirs is what their
+other programs do, carried over. :data:`DEPARTURES` lists where the authors' code departs from their text.
+The parts of their variant are kept here, out of the library proper: what the samplers are fed, their rates,
+how repeated draws count, and the batch size on images. Each is built on the library's own parts. The rest of
+this file turns settings into the federation, the sampler and the algorithm of a run.
 """
 
 from __future__ import annotations
