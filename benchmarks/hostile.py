@@ -112,12 +112,13 @@ def lengths(size: int) -> list[int]:
 
 
 def play(sampler: Any, rounds: int, rng: np.random.Generator) -> None:
-    """Rounds with norms of several scales, silence, a client that joins and one that leaves."""
+    """Rounds with norms of several scales that jump and jump back, silence, a client that joins and one that
+    leaves."""
     for index in range(rounds):
         if isinstance(sampler, OptimalSampler):
             sampler.reveal(rng.lognormal(0.0, 2.0, sampler.num_ids))
         cohort = sampler.draw()
-        norms = rng.lognormal(0.0, 2.0, len(cohort))
+        norms = rng.lognormal(0.0, 2.0, len(cohort)) * (1e6 if index % 2 else 1.0)
         norms[rng.random(len(cohort)) < 0.1] = np.nan
         sampler.observe(cohort, norms)
         if index == rounds // 2:

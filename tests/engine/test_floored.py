@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sortition import AvareSampler
+from sortition.core.designs import Design
 from sortition.engine.clients import Roster
 from sortition.engine.floored import FlooredProportional
 
@@ -41,6 +43,55 @@ def test_it_is_its_formula_through_any_jumps(seed: int, own: bool) -> None:
         if turn % 10 == 9:
             state, distribution = distribution.state(), FlooredProportional(roster)
             distribution.restore(state)
+
+
+@pytest.mark.parametrize("num_clients", [5, 8, 9, 60])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_resumed_one_is_the_unbroken_one_to_the_bit(seed: int, num_clients: int) -> None:
+    """However much room its trees have; with heights of 0, equal heights and heights at the floor."""
+    rng = np.random.default_rng(seed)
+    unbroken, resumed = (FlooredProportional(Roster(num_clients, None)) for _ in range(2))
+    for turn in range(100):
+        clients = rng.choice(num_clients, size=2, replace=False)
+        if turn > 50:
+            clients = clients[clients != 3]
+        logs = rng.choice([-np.inf, 0.0, 0.0, 0.7, -690.0, 20.0], size=len(clients))
+        for one in (unbroken, resumed):
+            one.set_heights(clients, logs, exploration=0.5)
+            if turn == 50:
+                one.remove(np.array([3]))
+            if turn == 60:
+                one.raise_all(0.1)
+        state, resumed = resumed.state(), FlooredProportional(resumed.roster)
+        resumed.restore(state)
+        for name, value in unbroken.state().items():
+            assert np.asarray(value).tobytes() == np.asarray(resumed.state()[name]).tobytes(), name
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("design", ["with_replacement", "independent", "fixed_size"])
+def test_a_billion_clients_and_spikes(design: Design) -> None:
+    sampler = AvareSampler(num_clients=10**9, cohort_size=1, design=design)
+    for index in range(20):
+        cohort = sampler.draw()
+        sampler.observe(cohort, np.full(len(cohort), 1e9 if index % 2 else 1.0))
+
+
+@pytest.mark.parametrize("name", ["scales", "bases"])
+@pytest.mark.parametrize("number", [0.0, 1e308])
+def test_what_a_state_says_of_the_expert_without_weight_does_not_matter(name: str, number: float) -> None:
+    rng = np.random.default_rng(0)
+    sampler, other = (AvareSampler(num_clients=50, cohort_size=5) for _ in range(2))
+    for index in range(61):
+        cohort = sampler.draw()
+        sampler.observe(cohort, rng.lognormal(size=len(cohort)) * (1e6 if index % 2 else 1.0))
+    state = sampler.state_dict()
+    state[name] = np.where(state["log_expert_weights"] < 0.0, number, state[name])
+    other.load_state_dict(state)
+    for one in (sampler, other):
+        one.remove_clients([7])
+    assert np.array_equal(other.probabilities(), sampler.probabilities())
+    assert np.array_equal(other.draw().clients, sampler.draw().clients)
 
 
 @pytest.mark.parametrize("jump", [1e4, 1e9])

@@ -206,8 +206,8 @@ def sweep(
 
     Only nodes are entered that hold a raised client below their expert's limit, or a client of the base with
     a kept ratio above it; so a sweep costs what it changes, and never more than one pass over all slots.
-    With ``remember``, a client that falls keeps its ratio, and one with a kept ratio above the threshold
-    rises. An expert whose limit is nan stays as it is.
+    With ``remember``, a client that falls keeps its ratio, one with a kept ratio above the threshold rises,
+    and factors are 1. An expert whose limit and threshold are nan stays as it is.
     """
     _, masses, ratios, _, _, extremes, starts, _, _, _ = trees
     experts = limits.size
@@ -232,10 +232,12 @@ def sweep(
         first = FAN * entered[i]
         for slot in range(first, min(first + FAN, masses.size)):
             for e in range(experts):
-                if not np.isnan(limits[e]):
-                    y = abs(ratios[slot, e]) * factors[e]
+                y = abs(ratios[slot, e]) * factors[e]
+                if ratios[slot, e] > 0.0:
                     fallen = -y if remember else 0.0
-                    ratios[slot, e] = y if y >= thresholds[e] else fallen
+                    ratios[slot, e] = fallen if y < thresholds[e] else y
+                elif y > thresholds[e]:
+                    ratios[slot, e] = y
     positions = np.array(entered)
     for level in range(top + 1):
         _recompute(trees, level, positions[ends[level + 1] if level < top else 0 : ends[level]])

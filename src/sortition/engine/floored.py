@@ -33,7 +33,7 @@ def _settle(tree_fields: Fields, column: int, exploration: float, total_mass: fl
     The sum is convex and increasing in c, and each turn is a step of Newton's method on it: from the second
     turn on, c only falls, and those above the floor only cross downwards. 0 where nobody has any feedback,
     or where the floor takes all the mass: then all are below. And -1, with some still on the wrong side, if
-    the y at the floor would be ``FAR`` from ``floor``; nan is far from nothing.
+    the y at the floor would be ``FAR`` from ``floor``, where it was last; never, if that is nan.
     """
     trees = ExpertTrees(*tree_fields)
     root, extremes = trees.nodes[-1, :, column], trees.extremes[-1, :, column]
@@ -121,7 +121,7 @@ class FlooredProportional(LogRatioMixture):
     def _use(self, column: int, scale: float, base: float) -> None:
         """Give an expert all the weight."""
         log_weights, scales, bases = self.experts
-        scales[:], bases[:] = VANISHING, 1.0
+        scales[:] = bases[:] = 1.0
         scales[column], bases[column] = scale, base
         log_weights[column], log_weights[1 - column] = ALONE
 
@@ -146,10 +146,11 @@ class FlooredProportional(LogRatioMixture):
         check("floors", floors, np.isfinite(floors) & (floors >= 0.0), "finite and not negative")
         super().restore(state, experts=experts)
         heights, ratios = self._heights(np.arange(self.count)), np.abs(self.trees.ratios[: self.count])
-        check("ratios", ratios, np.isclose(ratios, heights, rtol=ROUNDING, atol=0.0), "what 'logs' say")
+        check("ratios", ratios, np.isclose(ratios, heights, ROUNDING, VANISHING), "what 'logs' say")
         if sorted(self.experts.log_weights) != sorted(ALONE):
             raise StateError("state has 'log_expert_weights' that are not 0 and -inf")
         self.exploration, self._floors = exploration, floors
+        self._use(self._used, self.experts.scales[self._used], self.experts.bases[self._used])
 
     def _heights(self, slots: IntArray) -> FloatArray:
         """The heights of ``slots`` relative to the shift, for each expert."""

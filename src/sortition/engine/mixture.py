@@ -328,7 +328,7 @@ class ExpertMixture(Distribution):
         scales, bases = self.experts.scales, self.experts.bases
         found = [self.roster.heavy(threshold * self.roster.total / bases.max())]
         for e in range(self.trees.ratios.shape[1]):
-            if scales[e] == 0.0:  # nobody is raised
+            if scales[e] == 0.0 or self.weights[e] == 0.0:  # nobody is raised, or it does not count
                 continue
             mass = threshold * self.roster.total / scales[e]
             slots = expert_trees.at_least(self.trees, e, mass)

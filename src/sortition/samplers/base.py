@@ -40,7 +40,7 @@ from sortition.engine.drawing import Distribution, draw_cohort, draw_dense
 from sortition.samplers.guard import GuardState, Replies
 from sortition.samplers.privacy import Noise, NormPrivacy, PrivacySpent
 
-STATE_VERSION = 9
+STATE_VERSION = 10
 LARGEST_SEED = 2**64 - 1
 LARGEST_ROUND = 2**62
 SUMS_TO_ONE = 1e-6
