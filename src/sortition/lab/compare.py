@@ -17,7 +17,7 @@ from sortition import __version__
 from sortition.core.designs import INCLUSION_DESIGNS, Design
 from sortition.core.errors import ConfigurationError, SortitionError
 from sortition.core.types import FloatArray
-from sortition.core.validation import named_keywords, positive_number, whole_number
+from sortition.core.validation import MOST_REPEATED, named_keywords, positive_number, whole_number
 from sortition.lab.arena.environments import ProblemFactory, Training
 from sortition.lab.arena.tournament import TARGET_SHARE, train_one
 from sortition.lab.contestants import (
@@ -210,8 +210,8 @@ def compare(
     progress
         Is called with the rounds done so far, out of ``rounds_of(...)``.
     """
-    num_rounds = whole_number("num_rounds", num_rounds, least=2)
-    repeats = whole_number("repeats", repeats, least=1)
+    num_rounds = whole_number("num_rounds", num_rounds, least=2, most=MOST_REPEATED)
+    repeats = whole_number("repeats", repeats, least=1, most=MOST_REPEATED)
     jobs = whole_number("jobs", jobs, least=1)
     seed = whole_number("seed", seed, least=0)
     whole_number("cohort_size", cohort_size, least=1)
@@ -244,10 +244,10 @@ def compare(
     initial_loss = float(np.mean([run.initial_loss for run in runs[BASELINE]]))
     if not target < initial_loss:
         raise ConfigurationError(
-            f"uniform sampling has a loss of {target:.4g} after {TARGET_SHARE:.0%} of {num_rounds} rounds at "
-            f"step_size = {steps[BASELINE]:g}, and the initial model has {initial_loss:.4g}: there is "
-            "nothing to compare. Take more rounds or a smaller step_size, or tune, which gives each sampler "
-            "a step of its own"
+            f"step_size must lower the loss, got {steps[BASELINE]:g}: uniform sampling has a loss of "
+            f"{target:.4g} after {TARGET_SHARE:.0%} of {num_rounds} rounds, and the initial model has "
+            f"{initial_loss:.4g}, so there is nothing to compare. Take more rounds or a smaller step"
+            + (" to tune from" if tune else ", or tune, which gives each sampler a step of its own")
         )
     return Comparison(
         problem=_name(problem),
