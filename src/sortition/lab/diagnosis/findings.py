@@ -304,6 +304,19 @@ def _block_means(values: FloatArray, length: int) -> FloatArray:
     return np.concatenate([np.full(len(part), part.mean()) for part in parts])
 
 
+def _share(part: FloatArray, rest: FloatArray, length: int) -> float:
+    """The share of ``part`` in the sum of both: the mean over the rounds, each in units of its block.
+
+    Blocks without noise do not count; where there is none at all, the share is 0.
+    """
+    whole = part + rest
+    unit = _block_means(whole, length)
+    some = unit > 0.0
+    if not some.any():
+        return 0.0
+    return float(np.sum(part[some] / unit[some]) / np.sum(whole[some] / unit[some]))
+
+
 def verdict_of(rounds: Mapping[str, float]) -> str:
     """The choice: the simplest whose rounds are at most ``NEAR`` times the fewest.
 
@@ -410,8 +423,7 @@ class Diagnosis:
         noise = self.noise
         share = None
         if noise.minibatch is not None:
-            own = noise.sampling[choice]
-            share = float(np.mean(own / np.maximum(own + noise.minibatch, np.finfo(float).tiny)))
+            share = _share(noise.sampling[choice], noise.minibatch, noise.block)
         smallest = noise.smallest_cohorts.get(UNIFORM, {}).get(choice)
         fewest, most = noise.rounds_range(choice)
         return DiagnosisRow(
