@@ -35,6 +35,7 @@ import numpy as np
 
 from sortition.core.types import FloatArray
 from sortition.core.variance import optimal_probabilities
+from sortition.lab.versions import versions
 
 UNIFORM, PROPORTIONAL, ADAPTIVE, MEMORY = "uniform", "proportional", "adaptive", "adaptive with memory"
 CHOICES = (UNIFORM, PROPORTIONAL, ADAPTIVE, MEMORY)
@@ -356,6 +357,10 @@ class Diagnosis:
     source: str
     """What was diagnosed, in words."""
     noise: StepNoise
+    seed: int | None = None
+    """Of the draws; None if nothing was drawn."""
+    versions: dict[str, str] = field(default_factory=versions)
+    """Of the library, and of what it computes with."""
 
     @property
     def title(self) -> str:
@@ -620,6 +625,8 @@ class Diagnosis:
             "smallest_cohorts": {name: dict(found) for name, found in noise.smallest_cohorts.items()},
             "heterogeneity": None if noise.heterogeneity is None else asdict(noise.heterogeneity),
             "facts": list(self.facts),
+            "seed": self.seed,
+            "versions": self.versions,
         }
         return json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
 
