@@ -248,8 +248,9 @@ def compare(
     target = uniform.at(TARGET_SHARE * num_rounds)
     initial_loss = float(np.mean([run.initial_loss for run in runs[BASELINE]]))
     if not target < initial_loss:
+        found = f", tuned to {steps[BASELINE]:g}" if tune else ""
         raise ConfigurationError(
-            f"step_size must lower the loss, got {steps[BASELINE]:g}: uniform sampling has a loss of "
+            f"step_size must lower the loss, got {step_size:g}{found}: uniform sampling has a loss of "
             f"{target:.4g} after {TARGET_SHARE:.0%} of {num_rounds} rounds, and the initial model has "
             f"{initial_loss:.4g}, so there is nothing to compare. Take more rounds or a smaller step"
             + (" to tune from" if tune else ", or tune, which gives each sampler a step of its own")
