@@ -214,7 +214,6 @@ class TestErrors:
             (["--samplers", "default"], ["the default sampler is empirical-bayes"]),
             (["--samplers", "oort"], ["'oort'", "sortition arena --real runs them all"]),
             (["--report", "page.txt"], ["--report", "ends in .html", "'page.txt'"]),
-            (["--diagnose", "--rounds", "9"], ["--rounds must be", "at least 10", "9"]),
             (["--json", "/no/such/place/file.json"], ["--json", "directory", "/no/such/place/file.json"]),
             (["--json", "/proc/x.json"], ["--json", "directory", "/proc/x.json"]),
             (["--report", "/proc/x.html"], ["--report", "directory", "/proc/x.html"]),
@@ -239,7 +238,6 @@ class TestErrors:
             ),
             (["bench", "--clients", "1e9", "--sampler", "optimal"], "--clients must be at most 1e+07"),
             (["diagnose", "a:b", "--rounds", "9" * 20], "expected a whole number of at most 1000000"),
-            (["diagnose", "a:b", "--rounds", "1"], "expected a whole number of at least 10, got '1'"),
             (["arena", "--seeds", "9" * 20], "expected a whole number of at most 1000000"),
             (
                 ["arena", "--samplers", "oort"],

@@ -17,7 +17,6 @@ from sortition.cli.options import (
     write_text,
 )
 from sortition.lab.diagnosis.diagnose import ROUNDS, diagnose
-from sortition.lab.diagnosis.findings import LEAST_ROUNDS
 from sortition.lab.imported import imported
 from sortition.lab.reports.diagnosis_page import how_to_read
 from sortition.samplers.base import LARGEST_SEED
@@ -48,7 +47,7 @@ def diagnose_command(
     rounds: Annotated[
         int | None,
         typer.Option(
-            parser=whole_number(LEAST_ROUNDS),
+            parser=whole_number(1),
             metavar="N",
             show_default=str(ROUNDS),
             help="problem: rounds to train.",

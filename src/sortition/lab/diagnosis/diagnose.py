@@ -10,7 +10,7 @@ from typing import Any
 from sortition.core.errors import ConfigurationError
 from sortition.core.validation import MOST_REPEATED, named_keywords, positive_number, whole_number
 from sortition.lab.diagnosis.batch_norms import BatchSampler, measure_batches
-from sortition.lab.diagnosis.findings import CHOICES, LEAST_ROUNDS, Diagnosis
+from sortition.lab.diagnosis.findings import CHOICES, Diagnosis
 from sortition.lab.diagnosis.known_norms import measure_norms
 from sortition.lab.diagnosis.norm_table import NormTable, read_norms
 from sortition.lab.diagnosis.pilots import train_pilots
@@ -56,7 +56,7 @@ def diagnose(
     >>> diagnose(table, cohort_size=1).verdict
     'adaptive'
     """
-    whole_number("num_rounds", num_rounds, least=LEAST_ROUNDS, most=MOST_REPEATED)
+    whole_number("num_rounds", num_rounds, least=1, most=MOST_REPEATED)
     whole_number("seed", seed, least=0)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)

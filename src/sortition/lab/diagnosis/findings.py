@@ -69,9 +69,9 @@ MODEL_ERROR = 0.4
 """Standard deviation of the logarithm of the model's rounds, in the middle of the range."""
 CONFIDENCE = 0.95
 CANT_TELL, CANT_TELL_YET = "can't tell", "can't tell yet"
-"""The verdict of a recorded run with a memory, and of one that has too few rounds."""
+"""The verdict of a recorded run with a memory, and of a run or a problem that has too few rounds."""
 LEAST_ROUNDS = 10
-"""Fewer rounds of a recorded run give no verdict."""
+"""Fewer rounds of a recorded run, or of a problem, give no verdict."""
 LEAST_HEARD = 0.5
 """With replies of fewer clients than this share, a recorded run has no verdict against adaptive sampling."""
 RIGHT, SURE = 1.1, 0.9
@@ -383,7 +383,8 @@ class Diagnosis:
     def verdict(self) -> str:
         """*nothing to gain*, *sample by size and be done*, *adaptive*, *adaptive with memory*.
 
-        Or *can't tell yet*, of a recorded run or a part of an epoch; *can't tell* if a run had a memory.
+        Or *can't tell yet*, of a recorded run, of few rounds or of a part of an epoch; *can't tell* if a run
+        had a memory.
         """
         if self.choice is None:
             return CANT_TELL if self.noise.residuals else CANT_TELL_YET
@@ -404,6 +405,8 @@ class Diagnosis:
             )
         if noise.provisional and noise.heard < LEAST_HEARD:
             return f"only {_percent(noise.heard)} of the examples were observed."
+        if noise.signal is not None and noise.num_rounds < LEAST_ROUNDS:
+            return f"fewer than {LEAST_ROUNDS} rounds are too few to learn from."
         if not noise.estimated:
             return ""
         if noise.num_rounds < LEAST_ROUNDS:
@@ -461,6 +464,7 @@ class Diagnosis:
         if self.choice is None:
             likely = IN_WORDS[self._likely]
             advice = "Ask again after the first epoch." if noise.of_examples else "Record more rounds."
+            advice = advice if noise.signal is None else "Train more rounds."
             return f"Can't tell yet: {self._doubt} {advice} So far {likely} looks best."
         own = by_name[self.choice]
         if self.choice == UNIFORM and noise.of_examples and by_name[ADAPTIVE].variance > MORE:
