@@ -192,7 +192,7 @@ class TestErrors:
         [
             (["--clients", "many"], ["--clients", "'many'", "whole number"]),
             (["--clients", "1"], ["--clients", "at least 2", "'1'"]),
-            (["--clients", "5000"], ["num_clients", "1797", "5000"]),
+            (["--clients", "5000"], ["--clients must be", "1797", "5000"]),
             (["--rounds", "0"], ["--rounds", "at least 2", "'0'"]),
             (["--samplers", "uniform,best"], ["--samplers", "'best'", "sortition samplers"]),
             (["--samplers", "avari"], ["--samplers", "'avari'", "such as avare"]),
@@ -200,11 +200,20 @@ class TestErrors:
             (["--design", "stratified"], ["--design", "'stratified'", "without_replacement"]),
             (
                 ["--cohort", "21", "--design", "independent"],
-                ["cohort_size", "20", "21"],
+                ["--cohort must be", "20", "21"],
             ),
             (["--seed", "-1"], ["--seed", "at least 0", "'-1'"]),
             (["--step-size", "big"], ["--step-size", "a number", "'big'"]),
-            (["--step-size", "0"], ["step_size", "0.0"]),
+            (["--step-size", "0"], ["--step-size must be", "0.0"]),
+            (["--step-size", "1e300"], ["--step-size must lower the loss", "1e+300", "or tune"]),
+            (["--rounds", "9" * 20], ["--rounds", "at most 1000000", "'99999999999999999999'"]),
+            (["--rounds", "9" * 5000], ["--rounds", "at most 1000000"]),
+            (["--repeats", "9" * 20], ["--repeats", "at most 1000000"]),
+            (["--seed", "9" * 20], ["--seed", "at most 18446744073709551615"]),
+            (["--samplers", "bogus"], ["'bogus'", "or module:factory"]),
+            (["--samplers", "default"], ["the default sampler is empirical-bayes"]),
+            (["--samplers", "oort"], ["'oort'", "sortition arena --real runs them all"]),
+            (["--report", "page.txt"], ["--report", "ends in .html", "'page.txt'"]),
             (["--json", "/no/such/place/file.json"], ["--json", "directory", "/no/such/place/file.json"]),
             (["--json", "/proc/x.json"], ["--json", "directory", "/proc/x.json"]),
             (["--report", "/proc/x.html"], ["--report", "directory", "/proc/x.html"]),
@@ -219,6 +228,44 @@ class TestErrors:
         assert result.stderr.count("\n") == 1
         for word in said:
             assert word in result.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (
+                ["bench", "--clients", "1e3", "--rounds", "9" * 20],
+                "expected a whole number of at most 1000000",
+            ),
+            (["bench", "--clients", "1e9", "--sampler", "optimal"], "--clients must be at most 1e+07"),
+            (["diagnose", "a:b", "--rounds", "9" * 20], "expected a whole number of at most 1000000"),
+            (["arena", "--seeds", "9" * 20], "expected a whole number of at most 1000000"),
+            (
+                ["arena", "--samplers", "oort"],
+                "sortition arena --real runs them all, and takes no --samplers",
+            ),
+            (["arena", "--real", "--samplers", "oort"], "runs them all, and takes no --samplers"),
+            (
+                ["diagnose", "nofile"],
+                "SOURCE must be a recorded run (RUN.db), norms (NORMS.csv) or a problem",
+            ),
+            (["runs", "show", "nofile"], "must be a run of sortition, got no readable file: No such file"),
+        ],
+    )
+    def test_other_commands(self, arguments, said):
+        result = invoke(*arguments)
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert result.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize("name", ["logi.py:Logi", "./logi:Logi", "a/logi:Logi", ":Logi", ".logi:Logi"])
+    def test_a_module_is_named_as_import_names_it(self, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "logi.py").write_text("Logi = dict\n")
+        result = invoke("compare", "--problem", name)
+        assert result.exit_code == 2
+        assert result.stderr.count("\n") == 1
+        assert "--problem must be module:factory, as in clinics:Clinics for clinics.py" in result.stderr
+        assert f"got {name!r}" in result.stderr
 
     def test_unknown_command(self):
         result = invoke("compete")

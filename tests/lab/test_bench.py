@@ -105,7 +105,7 @@ def test_the_command_writes_standard_json(tmp_path: Path) -> None:
         (["--cohort", "0"], ["--cohort", "at least 1", "'0'"]),
         (["--rounds", "x"], ["--rounds", "at least 1", "'x'"]),
         (["--sampler", "avari"], ["--sampler", "'avari'", "avare"]),
-        (["--clients", "1e8", "--sampler", "optimal"], ["num_clients", "optimal", "1e+08"]),
+        (["--clients", "1e8", "--sampler", "optimal"], ["--clients must be", "optimal", "1e+08"]),
         (["--regime", "tired"], ["--regime", "fresh, adapted", "'tired'"]),
         (["--json", "/no/such/place/x.json"], ["--json", "directory", "/no/such/place/x.json"]),
     ],

@@ -191,6 +191,13 @@ class TestTarget:
         with pytest.raises(ConfigurationError, match="has a loss of inf"):
             compare(Line, [], cohort_size=2, num_rounds=400, step_size=9.0, repeats=1)
 
+    def test_who_tunes_is_not_told_to_tune(self):
+        settings = {"cohort_size": 2, "num_rounds": 20, "step_size": 1e300, "repeats": 1}
+        with pytest.raises(ConfigurationError, match=r"step_size must lower the loss, .* or tune"):
+            compare(Line, [], **settings)
+        with pytest.raises(ConfigurationError, match=r"got 1e\+300, tuned to .* smaller step to tune from$"):
+            compare(Line, [], **settings, tune=True)
+
     def test_a_flat_end_is_said(self):
         text = repr(compare(Line, [], cohort_size=3, num_rounds=100, step_size=0.5, repeats=1))
         assert "hardly falls" in text
@@ -288,10 +295,33 @@ class TestOwnProblem:
 
     def test_a_sampler_of_another_number_of_clients_is_named(self):
         def three(trial):
-            return UniformSampler(num_clients=3, cohort_size=1)
+            return UniformSampler(num_clients=3, cohort_size=2)
 
         with pytest.raises(ConfigurationError, match="'three' must make a sampler of 6 clients"):
             compare(Line, {"three": three}, cohort_size=2, num_rounds=5, step_size=0.1)
+
+    def test_a_sampler_of_another_cohort_size_is_named(self):
+        def one(trial):
+            return UniformSampler(**{**trial.common(), "cohort_size": 1})
+
+        with pytest.raises(
+            ConfigurationError, match=r"'one' must make a sampler of cohort_size 2 .* got one of 1"
+        ):
+            compare(Line, {"one": one}, cohort_size=2, num_rounds=5, step_size=0.1)
+
+    def test_a_federation_must_depend_on_its_seed_only(self):
+        def fresh(seed):
+            return Line(np.random.default_rng().integers(2**60))
+
+        sizes = iter(range(3, 9))
+
+        def growing(seed):
+            return Line(seed, num_clients=next(sizes))
+
+        for problem in (fresh, growing):
+            expected = rf"{problem.__name__}\(seed=0\) must make the same federation when it is called again"
+            with pytest.raises(ConfigurationError, match=expected):
+                compare(problem, [], cohort_size=2, num_rounds=5, step_size=0.1)
 
     def test_one_that_is_defined_in_a_notebook_reaches_the_workers(self):
         """Classes of __main__ go by value: here one that no worker can import."""
@@ -306,7 +336,15 @@ class TestOwnProblem:
 
 class TestArguments:
     @pytest.mark.parametrize(
-        ("argument", "value"), [("num_rounds", 1), ("repeats", 0), ("jobs", 0), ("cohort_size", 0)]
+        ("argument", "value"),
+        [
+            ("num_rounds", 1),
+            ("num_rounds", 10**20),
+            ("repeats", 0),
+            ("repeats", 10**20),
+            ("jobs", 0),
+            ("cohort_size", 0),
+        ],
     )
     def test_bad_arguments_are_named(self, argument, value):
         with pytest.raises(ConfigurationError, match=argument):

@@ -49,6 +49,7 @@ from sortition.lab.diagnosis.pilots import Trainings, standard_errors, train_pil
 from sortition.lab.diagnosis.recorded_run import DrawnRound, _threshold, drawn_rounds, estimates, measure_run
 from sortition.lab.diagnosis.trained_problem import measure_problem, true_variances
 from sortition.lab.reports.diagnosis_page import rounds_chart
+from sortition.lab.versions import versions
 from sortition.ledger import open_run, read_run
 
 M, K = 4, 2
@@ -606,6 +607,22 @@ class TestProblem:
         ):
             diagnose(Toy(), cohort_size=K, step_size=1e200)
 
+    def test_without_minibatches_sampling_is_all_of_the_noise(self):
+        """Also where the variance of a round comes out as 0: it is a mean over few draws."""
+        found = diagnose(Quadratic(), cohort_size=K, step_size=0.3, num_rounds=60, pilots=False)
+        assert any(np.any(own == 0.0) for own in found.noise.sampling.values())
+        assert {row.sampling_share for row in found.rows} == {1.0}
+
+    @pytest.mark.parametrize("num_rounds", [1, 9])
+    def test_too_few_rounds_to_learn_from_give_no_verdict(self, num_rounds):
+        found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=num_rounds, pilots=False)
+        assert (found.verdict, found.choice) == ("can't tell yet", None)
+        assert "fewer than 10 rounds are too few to learn from. Train more rounds." in found.sentence
+
+    def test_too_many_rounds_are_refused(self):
+        with pytest.raises(ConfigurationError, match="num_rounds must be at most 1000000, got 1000000000000"):
+            diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=10**12)
+
     def test_what_is_missing_is_named(self):
         with pytest.raises(ConfigurationError, match="step_size must be given"):
             diagnose(Toy(), cohort_size=K)
@@ -712,10 +729,13 @@ class TestOutput:
         assert [row["choice"] for row in content["rows"]] == [UNIFORM, PROPORTIONAL, ADAPTIVE, BEST]
         assert content["rows"][0]["variance"] == 1.0
         assert content["heterogeneity"]["dynamic"] <= content["heterogeneity"]["fixed"]
+        assert (content["seed"], content["versions"]) == (0, versions())
 
     def test_page(self, found):
         page = found.page()
         assert found.sentence in page
+        assert f"by sortition {sortition.__version__}, python " in page
+        assert ", seed 0." in page
         assert page.count('class="chart"') == 3
         assert "the geometric middle (the root of the product of both ends)" in page
         for value in rounds_chart(found)["data"]["values"]:
@@ -827,8 +847,8 @@ class TestCommand:
             (("norms.csv",), "sortition: --cohort must be given"),
             (("norms.csv", "--cohort", 5), "sortition: --cohort must be at most 4"),
             (("tests.lab.test_diagnosis:make_toy", "--cohort", 2), "sortition: --step-size must be given"),
-            (("nothing.csv", "--cohort", 1), "nothing.csv can't be read: No such file"),
-            (("nothing.db",), "nothing.db"),
+            (("nothing.csv", "--cohort", 1), "got 'nothing.csv', and there is no such file"),
+            (("nothing.db",), "got 'nothing.db', and there is no such file"),
             (("no_such_module:make", "--cohort", 1), "'no_such_module:make' can't be found"),
             (("norms.csv", "--cohort", 1, "--rounds", 10), "--rounds and --step-size are for a problem"),
             (("norms.csv", "--cohort", 1, "--step-size", 1), "--rounds and --step-size are for a problem"),

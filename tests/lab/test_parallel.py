@@ -130,3 +130,4 @@ def test_a_script_without_a_main_guard_is_told_what_to_do(tmp_path):
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert result.returncode != 0
     assert "or take jobs=1\n" in result.stderr  # Python itself may warn of semaphores behind it
+    assert result.stderr.count("Traceback") == 1

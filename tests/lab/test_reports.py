@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from sortition.lab.reports.page import Page, picture_png, picture_svg
 from sortition.lab.reports.reproduction import fill_page, provenance
 from sortition.lab.reproduce.figures import QUICK
 from sortition.lab.reproduce.results import execute, plan
+from sortition.lab.versions import versions
 from sortition.ledger import open_run, read_run
 
 ROUNDS = 1001
@@ -84,6 +87,16 @@ def test_the_last_column_says_what_it_is(comparison, design, formula, meaning):
         assert meaning in text
 
 
+def test_a_ratio_without_an_interval_is_explained(comparison):
+    said = "A ratio without brackets has no interval: without one of the repeats the target is missed."
+    assert said not in repr(comparison)
+    uniform, lucky, *others = comparison.rows
+    hanging = replace(comparison, rows=(uniform, replace(lucky, interval=None), *others))
+    assert said in repr(hanging)
+    assert said in hanging.page()
+    assert said not in repr(replace(hanging, repeats=1))
+
+
 def test_a_notebook_shows_the_same_table(comparison):
     shown = comparison._repr_html_()
     assert shown.count("<tr>") == 5
@@ -102,15 +115,19 @@ def test_json_keeps_everything(comparison, tmp_path):
     assert stored["rows"][1]["interval"] == [0.4, 0.625]
     assert stored["rows"][3]["final_loss"] is None
     assert stored["rows"][1]["losses_of_repeats"] == [[1.9, 0.9], [2.0, 1.0], [2.1, None]]
-    assert (stored["version"], stored["seed"], stored["step_size"]) == (__version__, 7, 0.1)
+    assert (stored["versions"], stored["seed"], stored["step_size"]) == (versions(), 7, 0.1)
 
 
 def test_the_page_tells_how_to_make_it_again(comparison):
-    own = f"by sortition {__version__}, seeds 7 to 9, step size 0.1"
+    made_by = (
+        f"by sortition {__version__}, python {platform.python_version()}, numpy {np.__version__}, numba "
+    )
+    own = f"{version('numba')}, seeds 7 to 9, step size 0.1"
+    assert made_by in comparison.page()
     assert f"{own}." in comparison.page()
     tuned = replace(comparison, tuned=True).page()
     assert f"{own}, from which each sampler&#x27;s was tuned on seeds 10 to 11." in tuned
-    assert f"by sortition {__version__}, seed 7, step" in replace(comparison, repeats=1).page()
+    assert f"{version('numba')}, seed 7, step" in replace(comparison, repeats=1).page()
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.svg", "a.csv", "a.pdf", "a.txt", "a", "json"])

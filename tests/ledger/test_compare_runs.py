@@ -172,7 +172,8 @@ def test_the_page_has_a_colour_for_each_run(runs: tuple[Path, Path], tmp_path: P
         (["{0}", "{1}", "--target", "loss=nan"], "expected NAME=VALUE"),
         (["{0}", "{1}", "--target", "los=0.4"], "got 'los'; logged: loss, accuracy"),
         (["{0}", "none.db"], "No such file"),
-        (["{0}", "{1}", "--report", "{1}"], "one of the files of the run"),
+        (["{0}", "{1}", "--report", "{1}"], "expected a file that ends in .html"),
+        (["{0}", "{1}", "--report", "{1}.d/page.html"], "one of the files of the run"),
         (["{0}", "{1}", "--report", "/nowhere/page.html"], "directory that can be written to"),
     ],
 )

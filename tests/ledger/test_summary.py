@@ -216,14 +216,21 @@ def test_a_page_that_can_not_be_written(run: Path) -> None:
     assert len(found.output.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["run.db", "run.db-wal", "run.db-shm", "run.db.d/lock", "link"])
-def test_the_page_is_not_written_over_the_run(run: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((name, "ends in .html") for name in ("run.db", "run.db-wal", "run.db-shm", "run.db.d/lock")),
+        ("link.html", "files of the run"),
+        ("run.db.d/page.html", "files of the run"),
+    ],
+)
+def test_the_page_is_not_written_over_the_run(run: Path, name: str, said: str) -> None:
     pytest.importorskip("vl_convert")
-    run.with_name("link").symlink_to(run)
+    run.with_name("link.html").symlink_to(run)
     before = {file: file.read_bytes() for file in run.parent.rglob("*") if file.is_file()}
     found = sortition("report", run, "--output", run.parent / name)
     assert found.exit_code == 2
-    assert "files of the run" in found.output
+    assert said in found.output
     assert before == {file: file.read_bytes() for file in before}
     assert verify_run(run).rounds == 8
 

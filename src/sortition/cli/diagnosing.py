@@ -7,16 +7,21 @@ from typing import Annotated, Any
 
 import typer
 
-from sortition.cli.options import ReportFile, RoundsProgress, number, whole_number, writable_file, write_text
-from sortition.core.errors import ConfigurationError
+from sortition.cli.options import (
+    ReportFile,
+    RoundsProgress,
+    as_typed,
+    number,
+    whole_number,
+    writable_file,
+    write_text,
+)
 from sortition.lab.diagnosis.diagnose import ROUNDS, diagnose
 from sortition.lab.imported import imported
 from sortition.lab.reports.diagnosis_page import how_to_read
+from sortition.samplers.base import LARGEST_SEED
 
 app = typer.Typer()
-
-OPTIONS = {"cohort_size": "--cohort", "step_size": "--step-size"}
-"""Arguments that an error names first, and what they are called here."""
 
 
 @app.command("diagnose")
@@ -55,7 +60,10 @@ def diagnose_command(
         ),
     ] = True,
     seed: Annotated[
-        int, typer.Option(parser=whole_number(0), metavar="N", help="Of the draws, and of a problem.")
+        int,
+        typer.Option(
+            parser=whole_number(0, LARGEST_SEED), metavar="N", help="Of the draws, and of a problem."
+        ),
     ] = 0,
     json: Annotated[
         Path | None,
@@ -69,6 +77,11 @@ def diagnose_command(
     what: Any = source
     if ":" in source and not Path(source).exists():
         what = imported("SOURCE", source)(seed=seed)
+    elif not Path(source).exists():
+        raise typer.BadParameter(
+            "SOURCE must be a recorded run (RUN.db), norms (NORMS.csv) or a problem (module:factory), "
+            f"got {source!r}, and there is no such file."
+        )
     elif rounds is not None or step_size is not None:
         raise typer.BadParameter(
             f"--rounds and --step-size are for a problem (module:factory); leave them out, got {source!r}."
@@ -82,20 +95,16 @@ def diagnose_command(
         progress.advance_to(done)
 
     total = rounds if what is not source and not pilots else None  # a search takes as long as it takes
-    with RoundsProgress(total) as progress:
-        try:
-            found = diagnose(
-                what,
-                cohort_size=cohort,
-                step_size=step_size,
-                num_rounds=rounds,
-                pilots=pilots,
-                seed=seed,
-                tick=tick,
-            )
-        except ConfigurationError as error:
-            name, space, rest = str(error).partition(" ")
-            raise ConfigurationError(OPTIONS.get(name, name) + space + rest) from None
+    with as_typed(), RoundsProgress(total) as progress:
+        found = diagnose(
+            what,
+            cohort_size=cohort,
+            step_size=step_size,
+            num_rounds=rounds,
+            pilots=pilots,
+            seed=seed,
+            tick=tick,
+        )
     typer.echo(f"{found!r}\n\n{how_to_read(found)}")
     sources = [Path(source)] if what is source else []
     if json is not None:

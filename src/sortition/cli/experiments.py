@@ -18,6 +18,7 @@ from rich.table import Table
 from sortition.cli.options import (
     ReportFile,
     RoundsProgress,
+    as_typed,
     number,
     one_of,
     some_of,
@@ -90,6 +91,7 @@ from sortition.lab.reproduce.figures import FIGURES, FULL, QUICK, VARIANTS, Vari
 from sortition.lab.reproduce.finished import origins_in_words, write_whole
 from sortition.lab.reproduce.results import Result, execute, plan
 from sortition.lab.warmup import TASKS, warm_up
+from sortition.samplers.base import LARGEST_SEED
 
 app = typer.Typer()
 
@@ -156,7 +158,7 @@ def compare_command(
         typer.Option("--diagnose", help="First tell what to expect, as sortition diagnose --no-pilots does."),
     ] = False,
     seed: Annotated[
-        int, typer.Option(parser=whole_number(0), metavar="N", help="Repeat r uses seed + r.")
+        int, typer.Option(parser=whole_number(0, LARGEST_SEED), metavar="N", help="Repeat r uses seed + r.")
     ] = 0,
     jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
     json: Annotated[
@@ -180,22 +182,24 @@ def compare_command(
         raise typer.BadParameter("--clients is for the federation of digits; a --problem has its own.")
     else:
         factory = imported("--problem", problem)
+    clients_typed = {"num_clients": "--clients"} if problem is None else {}
     if with_diagnosis:
-        found = diagnose(  # without pilots: the comparison itself trains
-            factory(seed=seed),
-            cohort_size=cohort,
-            step_size=step_size,
-            num_rounds=rounds,
-            pilots=False,
-            seed=seed,
-        )
+        with as_typed(**clients_typed):
+            found = diagnose(  # without pilots: the comparison itself trains
+                factory(seed=seed),
+                cohort_size=cohort,
+                step_size=step_size,
+                num_rounds=rounds,
+                pilots=False,
+                seed=seed,
+            )
         typer.echo(f"{found.sentence}\n\n{found.table}\n\n{how_to_read(found)}")
         if found.choice == MEMORY and not memory:
             typer.echo("The comparison that follows has no memory; --memory adds one.")
         typer.echo()
     names = samplers.split(",")
     total = rounds_of(len({BASELINE, *names}), rounds, repeats, tune=tune)
-    with RoundsProgress(total=total) as progress:
+    with as_typed(**clients_typed), RoundsProgress(total=total) as progress:
         comparison = compare(
             factory,
             names,
@@ -675,9 +679,10 @@ def bench_command(
         def on_measured(measurement: Measurement) -> None:
             status.update(f"measured {measurement.num_clients:.0e} clients, {regime}")
 
-        results = measure_each(
-            sizes, cohort, rounds, cast(Regime, regime), sampler, cast(Design, design), on_measured
-        )
+        with as_typed(num_clients="--clients"):
+            results = measure_each(
+                sizes, cohort, rounds, cast(Regime, regime), sampler, cast(Design, design), on_measured
+            )
     console = Console(highlight=False)
     experts = f", {results[0].num_experts} experts" if results[0].num_experts else ""
     drawn = f"{cohort} clients drawn a round ({design.replace('_', ' ')})"

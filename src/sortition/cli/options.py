@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,21 +15,31 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.text import Text
 
+from sortition.core.errors import ConfigurationError
+from sortition.core.validation import MOST_REPEATED, shown
 from sortition.ledger.summary import whole_file
 
+OPTIONS = {"cohort_size": "--cohort", "num_rounds": "--rounds", "step_size": "--step-size"}
+"""Arguments that an error names first, and what they are called here."""
 LONGEST_LIST = 80
 """Names with this many characters in all fit into an error."""
 SHOWN_EVERY = 50
 """The bar is updated once in this many calls."""
 
 
-def whole_number(least: int) -> Callable[[str], int]:
+def whole_number(least: int, most: int = MOST_REPEATED) -> Callable[[str], int]:
     """A parser whose error, unlike typer's own, shows the value."""
 
     def parse(text: str) -> int:
-        if not str(text).isdecimal() or int(text) < least:
+        try:
+            found = int(text) if str(text).isdecimal() else least - 1
+        except ValueError:  # Python reads no number of thousands of digits
+            found = most + 1
+        if found < least:
             raise typer.BadParameter(f"expected a whole number of at least {least}, got {text!r}.")
-        return int(text)
+        if found > most:
+            raise typer.BadParameter(f"expected a whole number of at most {most}, got {shown(text)}.")
+        return found
 
     return parse
 
@@ -41,17 +52,46 @@ def number(text: str) -> float:
         raise typer.BadParameter(f"expected a number, got {text!r}.") from None
 
 
-def unknown(name: str, known: Collection[str], listed_by: str) -> typer.BadParameter:
+@contextmanager
+def as_typed(**options: str) -> Iterator[None]:
+    """An error that starts with the name of an argument starts with its option, as it was typed."""
+    named = {**OPTIONS, **options}
+    try:
+        yield
+    except ConfigurationError as error:
+        name, space, rest = str(error).partition(" ")
+        error.args = (named.get(name, name) + space + rest,)
+        raise
+
+
+def unknown(
+    name: str, known: Collection[str], listed_by: str, *, factories: bool = False
+) -> typer.BadParameter:
     """The error for a name that is not ``known``: it lists the known names or, if they are many, the closest.
 
-    ``listed_by`` is the command that prints all of them.
+    ``listed_by`` is the command that prints all of them. With ``factories`` these are samplers.
     """
     names = ", ".join(known)
     if len(names) <= LONGEST_LIST:
         return typer.BadParameter(f"expected one of {names}, got {name!r}.")
-    close = difflib.get_close_matches(name, known, cutoff=0.5)
-    such = f", such as {' or '.join(close)}," if close else ","
-    return typer.BadParameter(f"expected one of {len(known)} names{such} got {name!r}; all: {listed_by}")
+    about = _about_sampler(name) if factories else ""
+    close = [] if about else difflib.get_close_matches(name, known, cutoff=0.5)
+    such = f", such as {' or '.join(close)}" if close else ""
+    own = ", or module:factory" if factories else ""
+    return typer.BadParameter(
+        f"expected one of {len(known)} names{such}{own}, got {name!r}{about}; all: {listed_by}"
+    )
+
+
+def _about_sampler(name: str) -> str:
+    """What there is to say about a name that is no sampler's, but is used elsewhere."""
+    from sortition.lab.rivals.field import RIVALS  # which a look at a run does not need
+
+    if name == "default":
+        return " (the default sampler is empirical-bayes)"
+    if name in RIVALS:
+        return " (a published rival: sortition arena --real runs them all, and takes no --samplers)"
+    return ""
 
 
 def one_of(
@@ -61,7 +101,7 @@ def one_of(
 
     def check(name: str) -> str:
         if name not in names and not (factories and ":" in name):
-            raise unknown(name, names, listed_by)
+            raise unknown(name, names, listed_by, factories=factories)
         return name
 
     return check
@@ -81,7 +121,7 @@ def some_of(
         chosen = [name.strip() for name in names.split(",")]
         for name in chosen:
             if name not in known and not (factories and ":" in name):
-                raise unknown(name, known, listed_by)
+                raise unknown(name, known, listed_by, factories=factories)
         return ",".join(chosen)
 
     return check
@@ -94,10 +134,17 @@ def writable_file(path: Path | None) -> Path | None:
     return path
 
 
+def page_file(path: Path | None) -> Path | None:
+    """Check that a page can be written at this path, and that a browser will open it."""
+    if path is not None and path.suffix.lower() != ".html":
+        raise typer.BadParameter(f"expected a file that ends in .html, got {str(path)!r}.")
+    return writable_file(path)
+
+
 ReportFile = Annotated[
     Path | None,
     typer.Option(
-        callback=writable_file, metavar="FILE", dir_okay=False, help="Write a page to look at here (HTML)."
+        callback=page_file, metavar="FILE", dir_okay=False, help="Write a page to look at here (.html)."
     ),
 ]
 """The option --report of every command that can make a page."""

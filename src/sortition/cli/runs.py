@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from sortition.cli.options import ReportFile, RoundsProgress, whole_number, widen, writable_file
+from sortition.cli.options import ReportFile, RoundsProgress, page_file, whole_number, widen
 from sortition.core.errors import LedgerError
 from sortition.ledger import RunRecord, read_run
 from sortition.ledger.side_by_side import Target, make_comparison, run_names
@@ -168,9 +168,7 @@ def report(
     run: Run,
     output: Annotated[
         Path | None,
-        typer.Option(
-            callback=writable_file, metavar="FILE", help="Where the page goes; RUN.html by default."
-        ),
+        typer.Option(callback=page_file, metavar="FILE", help="Where the page goes; RUN.html by default."),
     ] = None,
     good: Good = False,
 ) -> None:

@@ -22,6 +22,8 @@ SMALLEST_MASS = 1e-100
 LARGEST_MASS = 1e100
 MOST_CLIENTS = 2**53
 """Ids above could not be told apart by a double."""
+MOST_REPEATED = 10**6
+"""Rounds, repeats and the like of an experiment: each has its entry in an array."""
 NORMS = "real numbers, nan for no reply"
 """What errors ask for in the place of norms."""
 LONGEST_SHOWN = 500

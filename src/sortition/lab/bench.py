@@ -21,6 +21,7 @@ from sortition.core.designs import Design, draw_with_replacement
 from sortition.core.experts import log_expert_losses, mixture, osmd_step, reweigh_experts
 from sortition.core.rates import meta_rate
 from sortition.core.types import FloatArray, IntArray
+from sortition.core.validation import MOST_REPEATED, whole_number
 from sortition.core.variance import log_feedback
 from sortition.lab.contestants import EXPLORATION, INDEPENDENT_ONLY, ORACLES, Trial, find_contestant
 from sortition.lab.parallel import Tick, run_tasks
@@ -140,6 +141,7 @@ def measure(
     The kernels are compiled before; in the adapted regime the sampler has also learnt before.
     """
     find_contestant(sampler)
+    whole_number("rounds", rounds, least=1, most=MOST_REPEATED)
     if num_clients > most_clients(sampler):
         raise ConfigurationError(
             f"num_clients must be at most {most_clients(sampler):.0e} for {sampler}, got {num_clients:.0e}"

@@ -6,18 +6,19 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from sortition import __version__
 from sortition.core.designs import INCLUSION_DESIGNS, Design
 from sortition.core.errors import ConfigurationError, SortitionError
+from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray
-from sortition.core.validation import named_keywords, positive_number, whole_number
+from sortition.core.validation import MOST_REPEATED, named_keywords, positive_number, whole_number
 from sortition.lab.arena.environments import ProblemFactory, Training
 from sortition.lab.arena.tournament import TARGET_SHARE, train_one
 from sortition.lab.contestants import (
@@ -25,11 +26,13 @@ from sortition.lab.contestants import (
     CONTESTANTS,
     INDEPENDENT_ONLY,
     Contestant,
+    Trial,
     find_contestant,
     with_baseline,
 )
 from sortition.lab.parallel import Progress, run_tasks
 from sortition.lab.training import Problem, Trajectory, check_problem
+from sortition.lab.versions import versions
 
 DEFAULT_SAMPLERS = tuple(
     name for name in CONTESTANTS if name not in {"doubling-osmd", "adaptive-osmd", *INDEPENDENT_ONLY}
@@ -121,8 +124,8 @@ class Comparison:
     """Uniform sampling's loss after 80% of the rounds, on its fitted curve."""
     initial_loss: float
     rows: tuple[Row, ...]
-    version: str = __version__
-    """Of the library."""
+    versions: dict[str, str] = field(default_factory=versions)
+    """Of the library, and of what it computes with."""
 
     def __repr__(self) -> str:
         from sortition.lab.reports.comparison import comparison_text
@@ -215,19 +218,21 @@ def compare(
     repeats
         Federations to average over; repeat r has the seed ``seed + r``.
     jobs
-        Processes to use; the result is the same.
+        Processes to use; the result is the same. With more than one, a script must call ``compare`` below
+        ``if __name__ == "__main__":``, since each process imports the script.
     progress
         Is called with the rounds done so far, out of ``rounds_of(...)``.
     """
-    num_rounds = whole_number("num_rounds", num_rounds, least=2)
-    repeats = whole_number("repeats", repeats, least=1)
+    num_rounds = whole_number("num_rounds", num_rounds, least=2, most=MOST_REPEATED)
+    repeats = whole_number("repeats", repeats, least=1, most=MOST_REPEATED)
     jobs = whole_number("jobs", jobs, least=1)
     seed = whole_number("seed", seed, least=0)
     whole_number("cohort_size", cohort_size, least=1)
     step_size = positive_number("step_size", step_size)
     chosen = samplers if isinstance(samplers, Mapping) else {name: find_contestant(name) for name in samplers}
     contestants = with_baseline(chosen or {BASELINE: CONTESTANTS[BASELINE]})
-    num_clients = _made(problem, seed).num_clients
+    contestants = {name: partial(_of_size, name, made) for name, made in contestants.items()}
+    num_clients = _check_seed(problem, seed).num_clients
     if design in INCLUSION_DESIGNS:  # these draw each client at most once
         whole_number("cohort_size", cohort_size, least=1, most=num_clients)
     training = Training(problem, cohort_size, num_rounds, step_size, design, memory)
@@ -252,11 +257,12 @@ def compare(
     target = uniform.at(TARGET_SHARE * num_rounds)
     initial_loss = float(np.mean([run.initial_loss for run in runs[BASELINE]]))
     if not target < initial_loss:
+        found = f", tuned to {steps[BASELINE]:g}" if tune else ""
         raise ConfigurationError(
-            f"uniform sampling has a loss of {target:.4g} after {TARGET_SHARE:.0%} of {num_rounds} rounds at "
-            f"step_size = {steps[BASELINE]:g}, and the initial model has {initial_loss:.4g}: there is "
-            "nothing to compare. Take more rounds or a smaller step_size, or tune, which gives each sampler "
-            "a step of its own"
+            f"step_size must lower the loss, got {step_size:g}{found}: uniform sampling has a loss of "
+            f"{target:.4g} after {TARGET_SHARE:.0%} of {num_rounds} rounds, and the initial model has "
+            f"{initial_loss:.4g}, so there is nothing to compare. Take more rounds or a smaller step"
+            + (" to tune from" if tune else ", or tune, which gives each sampler a step of its own")
         )
     return Comparison(
         problem=_name(problem),
@@ -300,6 +306,41 @@ def _made(problem: ProblemFactory, seed: int) -> Problem:
             f"problem: {_name(problem)}(seed={seed}) or one of its methods raised "
             f"{type(error).__name__}: {said}"
         ) from error
+
+
+def _check_seed(problem: ProblemFactory, seed: int) -> Problem:
+    """The federation of this seed, which must be the same when it is made again."""
+    first, again = _made(problem, seed), _made(problem, seed)
+    if not all(map(_alike, _start(first), _start(again))):
+        raise ConfigurationError(
+            f"problem: {_name(problem)}(seed={seed}) must make the same federation when it is called again: "
+            "what is random must depend on the seed, as in default_rng(seed)"
+        )
+    return first
+
+
+def _start(problem: Problem) -> tuple[ArrayLike, ...]:
+    """What is seen of a federation before the first round."""
+    model = problem.initial_model()
+    some = np.arange(min(2, problem.num_clients))
+    return problem.client_weights, model, problem.updates(model, some, 0), problem.loss(model)
+
+
+def _alike(one: ArrayLike, other: ArrayLike) -> bool:
+    """Whether arrays are the same, but for rounding."""
+    return np.shape(one) == np.shape(other) and np.allclose(one, other, equal_nan=True)
+
+
+def _of_size(name: str, contestant: Contestant, trial: Trial) -> Sampler:
+    """The contestant's sampler, which must draw as many clients as the others."""
+    sampler = contestant(trial)
+    size = getattr(sampler, "cohort_size", trial.cohort_size)  # who has none is no sampler, and is told so
+    if size != trial.cohort_size:
+        raise ConfigurationError(
+            f"samplers: {name!r} must make a sampler of cohort_size {trial.cohort_size} (trial.common() has "
+            f"it), got one of {size}"
+        )
+    return sampler
 
 
 def _name(problem: object) -> str:

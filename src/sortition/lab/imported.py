@@ -27,6 +27,11 @@ def imported(option: str, name: str) -> Callable[..., Any]:
     try:
         found: Any = getattr(importlib.import_module(module), factory)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: :x and .a:b
+        if not module or module.startswith(".") or "/" in module or module.endswith(".py"):
+            raise ConfigurationError(
+                f"{option} must be module:factory, as in clinics:Clinics for clinics.py in the current "
+                f"directory, got {name!r}"
+            ) from error
         raise ConfigurationError(f"{option}: {name!r} can't be found: {error}") from error
     except Exception as error:  # the module itself is at fault
         said = " ".join(str(error).split())

@@ -55,6 +55,8 @@ def run_tasks(
     names = names or [""] * len(tasks)
     if jobs == 1:
         return _run_here(tasks, report, names)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(1)  # a worker that imports a script without a guard: the parent says what to do
     context = multiprocessing.get_context("spawn")
     count, stop = context.Value("q", 0), context.RawValue("b", 0)
     under_way = context.RawArray("b", len(tasks))

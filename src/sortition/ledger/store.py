@@ -416,7 +416,9 @@ def check_header(path: Path) -> None:
         with open(path, "rb") as file:
             start = file.read(_HEADER.size)
     except OSError as error:
-        raise LedgerError(f"{path} must be a readable file, got {error.strerror}") from None
+        raise LedgerError(
+            f"{path} must be a run of sortition, got no readable file: {error.strerror}"
+        ) from None
     if len(start) < _HEADER.size:
         raise LedgerError(f"{path} must be a run of sortition, got a file of {len(start)} bytes")
     magic, version, application = _HEADER.unpack(start)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sortition.core.errors import ConfigurationError
-from sortition.core.validation import named_keywords, positive_number, whole_number
+from sortition.core.validation import MOST_REPEATED, named_keywords, positive_number, whole_number
 from sortition.lab.diagnosis.batch_norms import BatchSampler, measure_batches
 from sortition.lab.diagnosis.findings import CHOICES, Diagnosis
 from sortition.lab.diagnosis.known_norms import measure_norms
@@ -56,7 +56,7 @@ def diagnose(
     >>> diagnose(table, cohort_size=1).verdict
     'adaptive'
     """
-    whole_number("num_rounds", num_rounds, least=1)
+    whole_number("num_rounds", num_rounds, least=1, most=MOST_REPEATED)
     whole_number("seed", seed, least=0)
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -99,7 +99,7 @@ def diagnose(
         )
         notes = () if trained else (NO_PILOTS,)
         noise = replace(noise, pilots=trained, notes=(*noise.notes, *notes))
-    return Diagnosis(f"{type(source).__name__}, {num_rounds} rounds at step {step_size:g}", noise)
+    return Diagnosis(f"{type(source).__name__}, {num_rounds} rounds at step {step_size:g}", noise, seed)
 
 
 def _of_batches(sampler: BatchSampler, cohort_size: int | None) -> Diagnosis:
@@ -115,7 +115,7 @@ def _of_batches(sampler: BatchSampler, cohort_size: int | None) -> Diagnosis:
 def _of_table(table: NormTable, name: str, cohort_size: int | None, seed: int, tick: Tick) -> Diagnosis:
     noise = measure_norms(table, _size(cohort_size, table.num_clients), seed=seed, tick=tick)
     rounds = "one pass" if table.num_rounds == 1 else f"{table.num_rounds} rounds"
-    return Diagnosis(f"{name}, {rounds}", noise)
+    return Diagnosis(f"{name}, {rounds}", noise, seed)
 
 
 def _of_run(record: RunRecord, cohort_size: int | None, seed: int, tick: Tick) -> Diagnosis:
@@ -124,7 +124,7 @@ def _of_run(record: RunRecord, cohort_size: int | None, seed: int, tick: Tick) -
         raise ConfigurationError(
             f"cohort_size of a recorded run is its own, {noise.cohort_size}; leave it out, got {cohort_size}"
         )
-    return Diagnosis(f"{record.path.name}, {noise.num_rounds} rounds of {record.sampler}", noise)
+    return Diagnosis(f"{record.path.name}, {noise.num_rounds} rounds of {record.sampler}", noise, seed)
 
 
 def _size(cohort_size: int | None, num_clients: int) -> int:

@@ -35,6 +35,7 @@ import numpy as np
 
 from sortition.core.types import FloatArray
 from sortition.core.variance import optimal_probabilities
+from sortition.lab.versions import versions
 
 UNIFORM, PROPORTIONAL, ADAPTIVE, MEMORY = "uniform", "proportional", "adaptive", "adaptive with memory"
 CHOICES = (UNIFORM, PROPORTIONAL, ADAPTIVE, MEMORY)
@@ -68,9 +69,9 @@ MODEL_ERROR = 0.4
 """Standard deviation of the logarithm of the model's rounds, in the middle of the range."""
 CONFIDENCE = 0.95
 CANT_TELL, CANT_TELL_YET = "can't tell", "can't tell yet"
-"""The verdict of a recorded run with a memory, and of one that has too few rounds."""
+"""The verdict of a recorded run with a memory, and of a run or a problem that has too few rounds."""
 LEAST_ROUNDS = 10
-"""Fewer rounds of a recorded run give no verdict."""
+"""Fewer rounds of a recorded run, or of a problem, give no verdict."""
 LEAST_HEARD = 0.5
 """With replies of fewer clients than this share, a recorded run has no verdict against adaptive sampling."""
 RIGHT, SURE = 1.1, 0.9
@@ -304,6 +305,19 @@ def _block_means(values: FloatArray, length: int) -> FloatArray:
     return np.concatenate([np.full(len(part), part.mean()) for part in parts])
 
 
+def _share(part: FloatArray, rest: FloatArray, length: int) -> float:
+    """The share of ``part`` in the sum of both: the mean over the rounds, each in units of its block.
+
+    Blocks without noise do not count; where there is none at all, the share is 0.
+    """
+    whole = part + rest
+    unit = _block_means(whole, length)
+    some = unit > 0.0
+    if not some.any():
+        return 0.0
+    return float(np.sum(part[some] / unit[some]) / np.sum(whole[some] / unit[some]))
+
+
 def verdict_of(rounds: Mapping[str, float]) -> str:
     """The choice: the simplest whose rounds are at most ``NEAR`` times the fewest.
 
@@ -343,6 +357,10 @@ class Diagnosis:
     source: str
     """What was diagnosed, in words."""
     noise: StepNoise
+    seed: int | None = None
+    """Of the draws; None if nothing was drawn."""
+    versions: dict[str, str] = field(default_factory=versions)
+    """Of the library, and of what it computes with."""
 
     @property
     def title(self) -> str:
@@ -365,7 +383,8 @@ class Diagnosis:
     def verdict(self) -> str:
         """*nothing to gain*, *sample by size and be done*, *adaptive*, *adaptive with memory*.
 
-        Or *can't tell yet*, of a recorded run or a part of an epoch; *can't tell* if a run had a memory.
+        Or *can't tell yet*, of a recorded run, of few rounds or of a part of an epoch; *can't tell* if a run
+        had a memory.
         """
         if self.choice is None:
             return CANT_TELL if self.noise.residuals else CANT_TELL_YET
@@ -386,6 +405,8 @@ class Diagnosis:
             )
         if noise.provisional and noise.heard < LEAST_HEARD:
             return f"only {_percent(noise.heard)} of the examples were observed."
+        if noise.signal is not None and noise.num_rounds < LEAST_ROUNDS:
+            return f"fewer than {LEAST_ROUNDS} rounds are too few to learn from."
         if not noise.estimated:
             return ""
         if noise.num_rounds < LEAST_ROUNDS:
@@ -410,8 +431,7 @@ class Diagnosis:
         noise = self.noise
         share = None
         if noise.minibatch is not None:
-            own = noise.sampling[choice]
-            share = float(np.mean(own / np.maximum(own + noise.minibatch, np.finfo(float).tiny)))
+            share = _share(noise.sampling[choice], noise.minibatch, noise.block)
         smallest = noise.smallest_cohorts.get(UNIFORM, {}).get(choice)
         fewest, most = noise.rounds_range(choice)
         return DiagnosisRow(
@@ -444,6 +464,7 @@ class Diagnosis:
         if self.choice is None:
             likely = IN_WORDS[self._likely]
             advice = "Ask again after the first epoch." if noise.of_examples else "Record more rounds."
+            advice = advice if noise.signal is None else "Train more rounds."
             return f"Can't tell yet: {self._doubt} {advice} So far {likely} looks best."
         own = by_name[self.choice]
         if self.choice == UNIFORM and noise.of_examples and by_name[ADAPTIVE].variance > MORE:
@@ -608,6 +629,8 @@ class Diagnosis:
             "smallest_cohorts": {name: dict(found) for name, found in noise.smallest_cohorts.items()},
             "heterogeneity": None if noise.heterogeneity is None else asdict(noise.heterogeneity),
             "facts": list(self.facts),
+            "seed": self.seed,
+            "versions": self.versions,
         }
         return json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
 

@@ -13,6 +13,7 @@ from sortition.lab.compare import FLAT, TUNING_REPEATS, Comparison, FallingCurve
 from sortition.lab.contestants import BASELINE, INDEPENDENT_ONLY, ORACLES
 from sortition.lab.reports.charts import line_chart
 from sortition.lab.reports.page import Number, Page, html_table
+from sortition.lab.versions import in_words
 
 MARKS = {"empirical-bayes": " (default)", **dict.fromkeys(ORACLES, " (oracle)")}
 """What is said of a sampler beside its name."""
@@ -48,6 +49,11 @@ def how_to_read(comparison: Comparison) -> list[str]:
             "All samplers have the same federations. Brackets are 95% intervals over the repeats: if one "
             "holds 1, the repeats show no difference."
         )
+        if any(row.rounds_ratio is not None and row.interval is None for row in comparison.rows):
+            lines.append(
+                "A ratio without brackets has no interval: without one of the repeats the target is missed. "
+                "Take more repeats or rounds."
+            )
     else:
         lines.append("One repeat says nothing about chance: take more (repeats).")
     uniform = next(row for row in comparison.rows if row.name == BASELINE)
@@ -89,7 +95,7 @@ def provenance(comparison: Comparison) -> str:
     tuned = ""
     if comparison.tuned:
         tuned = f", from which each sampler's was tuned on seeds {last + 1} to {last + TUNING_REPEATS}"
-    return f"sortition {comparison.version}, {seeds}, step size {comparison.step_size:g}{tuned}"
+    return f"{in_words(comparison.versions)}, {seeds}, step size {comparison.step_size:g}{tuned}"
 
 
 def columns(comparison: Comparison) -> list[str]:

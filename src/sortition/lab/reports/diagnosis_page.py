@@ -11,6 +11,7 @@ import numpy as np
 from sortition.lab.diagnosis.findings import UNIFORM, Diagnosis
 from sortition.lab.reports.charts import ink, line_chart, short, whole_chart
 from sortition.lab.reports.page import Number, Page
+from sortition.lab.versions import in_words
 
 SAMPLING, MINIBATCH = "sampling", "mini-batches"
 COLOURS = {SAMPLING: "#0072b2", MINIBATCH: "#999999"}
@@ -30,10 +31,7 @@ def how_to_read(diagnosis: Diagnosis) -> str:
 def diagnosis_page(diagnosis: Diagnosis) -> str:
     """One self-contained page."""
     noise = diagnosis.noise
-    page = Page(
-        f"Diagnosis: {diagnosis.verdict}",
-        f"{diagnosis.title}. Made on {date.today().isoformat()}.",
-    )
+    page = Page(f"Diagnosis: {diagnosis.verdict}", f"{diagnosis.title}.")
     page.paragraph(diagnosis.sentence)
     page.table(diagnosis.columns, [(row[0], *map(Number, row[1:])) for row in diagnosis.cells()])
     page.paragraph(how_to_read(diagnosis), note=True)
@@ -55,6 +53,8 @@ def diagnosis_page(diagnosis: Diagnosis) -> str:
         page.chart(variance_chart(diagnosis))
     page.heading("Behind the answer")
     page.bullets(diagnosis.facts)
+    seed = "" if diagnosis.seed is None else f", seed {diagnosis.seed}"
+    page.paragraph(f"Made on {date.today().isoformat()} by {in_words(diagnosis.versions)}{seed}.", note=True)
     return page.render()
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import platform
 import subprocess
 import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from sortition.core.types import FloatArray
 from sortition.lab.parallel import Tick
 from sortition.lab.reproduce.figures import RunSettings
 from sortition.lab.reproduce.simulate import simulate
+from sortition.lab.versions import in_words, versions
 
 PACKAGE = Path(sortition.__file__).parent
 
@@ -103,15 +102,7 @@ def run_and_keep(
 
 def origin() -> dict[str, Any]:
     """The commit and the versions of the running code."""
-    return {
-        "commit": commit(),
-        "versions": {
-            "sortition": sortition.__version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "numba": version("numba"),
-        },
-    }
+    return {"commit": commit(), "versions": versions()}
 
 
 def commit() -> str | None:
@@ -140,6 +131,6 @@ def origins_in_words(origins: list[dict[str, Any]]) -> str:
     return "; ".join(
         (f"commit {each['commit']}" if each["commit"] else "an unknown commit")
         + (" with " if each["versions"] else "")
-        + ", ".join(f"{name} {number}" for name, number in each["versions"].items())
+        + in_words(each["versions"])
         for each in origins
     )
