@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 
 from sortition.core.designs import INCLUSION_DESIGNS, Design
 from sortition.core.errors import ConfigurationError, SortitionError
-from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray
 from sortition.core.validation import MOST_REPEATED, named_keywords, positive_number, whole_number
 from sortition.lab.arena.environments import ProblemFactory, Training
@@ -26,7 +25,6 @@ from sortition.lab.contestants import (
     CONTESTANTS,
     INDEPENDENT_ONLY,
     Contestant,
-    Trial,
     find_contestant,
     with_baseline,
 )
@@ -231,7 +229,6 @@ def compare(
     step_size = positive_number("step_size", step_size)
     chosen = samplers if isinstance(samplers, Mapping) else {name: find_contestant(name) for name in samplers}
     contestants = with_baseline(chosen or {BASELINE: CONTESTANTS[BASELINE]})
-    contestants = {name: partial(_of_size, name, made) for name, made in contestants.items()}
     num_clients = _check_seed(problem, seed).num_clients
     if design in INCLUSION_DESIGNS:  # these draw each client at most once
         whole_number("cohort_size", cohort_size, least=1, most=num_clients)
@@ -329,18 +326,6 @@ def _start(problem: Problem) -> tuple[ArrayLike, ...]:
 def _alike(one: ArrayLike, other: ArrayLike) -> bool:
     """Whether arrays are the same, but for rounding."""
     return np.shape(one) == np.shape(other) and np.allclose(one, other, equal_nan=True)
-
-
-def _of_size(name: str, contestant: Contestant, trial: Trial) -> Sampler:
-    """The contestant's sampler, which must draw as many clients as the others."""
-    sampler = contestant(trial)
-    size = getattr(sampler, "cohort_size", trial.cohort_size)  # who has none is no sampler, and is told so
-    if size != trial.cohort_size:
-        raise ConfigurationError(
-            f"samplers: {name!r} must make a sampler of cohort_size {trial.cohort_size} (trial.common() has "
-            f"it), got one of {size}"
-        )
-    return sampler
 
 
 def _name(problem: object) -> str:

@@ -376,6 +376,11 @@ def _make(name: str, contestant: Contestant, environment: str, trial: Trial) -> 
             f"samplers: {name!r} must make a sampler of {len(trial.client_weights)} clients "
             f"(trial.common() has them), got one of {sampler.num_clients}"
         )
+    if sampler.cohort_size != trial.cohort_size:
+        raise ConfigurationError(
+            f"samplers: {name!r} must make a sampler of cohort_size {trial.cohort_size} (trial.common() has "
+            f"it), got one of {sampler.cohort_size}"
+        )
     return sampler
 
 
