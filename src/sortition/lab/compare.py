@@ -28,6 +28,7 @@ from sortition.lab.contestants import (
     find_contestant,
     with_baseline,
 )
+from sortition.lab.imported import EXTRAS, in_one_line
 from sortition.lab.parallel import Progress, run_tasks
 from sortition.lab.training import Problem, Trajectory, check_problem
 from sortition.lab.versions import versions
@@ -289,25 +290,25 @@ def rounds_of(num_samplers: int, num_rounds: int, repeats: int, *, tune: bool) -
 # Training ------------------------------------------------------------------------------------------------
 
 
-def _made(problem: ProblemFactory, seed: int) -> Problem:
-    """The federation of this seed, checked."""
+def make_problem(problem: ProblemFactory, seed: int) -> Problem:
+    """The federation of this seed, checked; an error of the factory, a user's, becomes one line."""
     if not callable(problem):
         raise ConfigurationError(f"problem must be a function or class that takes a seed, got {problem!r}")
     try:
         return check_problem(problem(seed=seed))
-    except (SortitionError, ModuleNotFoundError):
+    except SortitionError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+            raise
         raise ConfigurationError(
-            f"problem: {_name(problem)}(seed={seed}) or one of its methods raised "
-            f"{type(error).__name__}: {said}"
+            f"problem: {_name(problem)}(seed={seed}) or one of its methods raised {in_one_line(error)}"
         ) from error
 
 
 def _check_seed(problem: ProblemFactory, seed: int) -> Problem:
     """The federation of this seed, which must be the same when it is made again."""
-    first, again = _made(problem, seed), _made(problem, seed)
+    first, again = make_problem(problem, seed), make_problem(problem, seed)
     if not all(map(_alike, _start(first), _start(again))):
         raise ConfigurationError(
             f"problem: {_name(problem)}(seed={seed}) must make the same federation when it is called again: "
