@@ -613,6 +613,18 @@ class TestProblem:
         assert any(np.any(own == 0.0) for own in found.noise.sampling.values())
         assert {row.sampling_share for row in found.rows} == {1.0}
 
+    @pytest.mark.parametrize("problem", [Toy(), Quadratic()])
+    def test_where_everybody_is_drawn_sampling_adds_nothing(self, problem):
+        """And what rounding leaves of that nothing is not shown."""
+        found = diagnose(problem, cohort_size=M, step_size=0.1, num_rounds=20, pilots=False)
+        assert found.verdict == "nothing to gain"
+        for row in found.rows:
+            assert (row.variance, row.sampling_share, row.smallest_cohort) == (1.0, 0.0, None)
+            assert row.variance_with_replacement == math.inf
+            assert (row.fewest_rounds, row.most_rounds) == (1.0, 1.0)
+        assert any(fact.startswith("Everybody is drawn") for fact in found.facts)
+        assert not any(fact.startswith("Sampling is") for fact in found.facts)
+
     @pytest.mark.parametrize("num_rounds", [1, 9])
     def test_too_few_rounds_to_learn_from_give_no_verdict(self, num_rounds):
         found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=num_rounds, pilots=False)
