@@ -51,6 +51,7 @@ from sortition.lab.diagnosis.trained_problem import measure_problem, true_varian
 from sortition.lab.reports.diagnosis_page import rounds_chart
 from sortition.lab.versions import versions
 from sortition.ledger import open_run, read_run
+from sortition.ledger.store import counted
 
 M, K = 4, 2
 WEIGHTS = np.array([0.1, 0.2, 0.3, 0.4])
@@ -630,6 +631,7 @@ class TestProblem:
         found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=num_rounds, pilots=False)
         assert (found.verdict, found.choice) == ("can't tell yet", None)
         assert "fewer than 10 rounds are too few to learn from. Train more rounds." in found.sentence
+        assert found.source == f"Toy, {counted(num_rounds, 'round')} at step 0.1"
 
     def test_too_many_rounds_are_refused(self):
         with pytest.raises(ConfigurationError, match="num_rounds must be at most 1000000, got 1000000000000"):

@@ -270,7 +270,8 @@ HOW_TO_READ_ARENA = (
     "Lower is better throughout; in the cells 1 is {one}.\n"
     "Variances are by norms (docs/reference/metrics.md). First places and 'worst / the best' are by ratio.\n"
     "Oracles see every norm before they draw, and win no places. Nor do samplers of another design than\n"
-    "uniform (k-vib draws independently): there 1 is the optimum, or uniform sampling, of that design."
+    "uniform (k-vib draws independently): there 1 is the optimum of that design, or uniform sampling by it\n"
+    "(in closed loop, which does not train that one: -)."
 )
 HOW_TO_READ_VECTORS = (
     "Lower is better throughout. Each round counts in units of the least variance of draws with\n"
@@ -687,7 +688,8 @@ def bench_command(
             )
     console = Console(highlight=False)
     experts = f", {results[0].num_experts} experts" if results[0].num_experts else ""
-    drawn = f"{cohort} clients drawn a round ({design.replace('_', ' ')})"
+    only = ", its only design" if sampler in INDEPENDENT_ONLY else ""
+    drawn = f"{cohort} clients drawn a round ({design.replace('_', ' ')}{only})"
     console.print(f"{sampler}: {drawn}{experts}, {rounds} rounds, {regime}")
     console.print(_bench_table(results))
     console.print(HOW_TO_READ_BENCH, soft_wrap=True)
