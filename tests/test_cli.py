@@ -26,7 +26,7 @@ TINY = [
 
 
 TOY = """
-import numpy as np
+import numpy as np, sortition
 
 class Toy:
     num_clients, client_weights = 6, np.full(6, 1 / 6)
@@ -50,6 +50,11 @@ class LateLoss(Toy):
 def bad(seed): raise RuntimeError("boom")
 def incomplete(seed): import nosuch.package
 def none(trial=None, seed=0): pass
+
+def mute(trial):
+    class Mute(sortition.UniformSampler):
+        def draw(self, available=None): raise RuntimeError("late")
+    return Mute(**trial.common())
 """
 """Problems and factories with a fault."""
 
@@ -298,6 +303,7 @@ class TestErrors:
             ([*OWN, "toy:x"], "--problem: 'toy:x' can't be found: module 'toy' has no attribute 'x'"),
             ([*BENCH, "toy:none"], "--sampler: 'toy:none' must make a Sampler, got NoneType"),
             ([*BENCH, "os.path:join"], "--sampler: 'os.path:join' raised TypeError: "),
+            ([*BENCH, "toy:mute"], "in draw: RuntimeError: late (sampler 'toy:mute'); in a"),
             ([*BENCH, "x.py:f"], "--sampler must be module:factory"),
             (["arena", "--samplers", "x.py:f"], "sortition: --samplers must be module:factory"),
             (
