@@ -25,6 +25,44 @@ TINY = [
 ]
 
 
+TOY = """
+import numpy as np, sortition
+
+class Toy:
+    num_clients, client_weights = 6, np.full(6, 1 / 6)
+    def __init__(self, seed): self.data = np.random.default_rng(seed).normal(size=(6, 3))
+    def initial_model(self): return np.zeros(3)
+    def updates(self, model, clients, round_index): return model - self.data[clients]
+    def loss(self, model): return float(np.mean((self.data - model) ** 2))
+
+class LateUpdates(Toy):
+    def updates(self, model, clients, round_index):
+        if round_index == 3:
+            raise RuntimeError("late")
+        return super().updates(model, clients, round_index)
+
+class LateLoss(Toy):
+    def loss(self, model):
+        if np.any(model):
+            raise RuntimeError("late")
+        return 1.0
+
+def bad(seed): raise RuntimeError("boom")
+def incomplete(seed): import nosuch.package
+def none(trial=None, seed=0): pass
+
+def mute(trial):
+    class Mute(sortition.UniformSampler):
+        def draw(self, available=None): raise RuntimeError("late")
+    return Mute(**trial.common())
+"""
+"""Problems and factories with a fault."""
+
+DIAGNOSE = ["diagnose", "--cohort", "2", "--step-size", "0.01", "--rounds", "10"]
+BENCH = ["bench", "--clients", "1e3", "--rounds", "2", "--sampler"]
+OWN = ["compare", "--cohort", "2", "--rounds", "10", "--jobs", "1", "--problem"]
+
+
 def invoke(*arguments: str):
     return CliRunner().invoke(commands.app, list(arguments))
 
@@ -209,7 +247,8 @@ class TestErrors:
             (["--rounds", "9" * 20], ["--rounds", "at most 1000000", "'99999999999999999999'"]),
             (["--rounds", "9" * 5000], ["--rounds", "at most 1000000"]),
             (["--repeats", "9" * 20], ["--repeats", "at most 1000000"]),
-            (["--seed", "9" * 20], ["--seed", "at most 18446744073709551615"]),
+            (["--seed", "9" * 20], ["--seed", "at most 9223372036854775807"]),
+            (["--samplers", "x.py:f"], ["--samplers must be module:factory", "'x.py:f'"]),
             (["--samplers", "bogus"], ["'bogus'", "or module:factory"]),
             (["--samplers", "default"], ["the default sampler is empirical-bayes"]),
             (["--samplers", "oort"], ["'oort'", "sortition arena --real runs them all"]),
@@ -249,9 +288,39 @@ class TestErrors:
                 "SOURCE must be a recorded run (RUN.db), norms (NORMS.csv) or a problem",
             ),
             (["runs", "show", "nofile"], "must be a run of sortition, got no readable file: No such file"),
+            (["diagnose", "toy:bad"], "SOURCE: bad(seed=0) or one of its methods raised RuntimeError: boom"),
+            (["diagnose", "toy:none"], "SOURCE must have num_clients, got NoneType"),
+            (["diagnose", "math:sqrt"], "SOURCE: sqrt(seed=0) or one of its methods raised TypeError: "),
+            ([*DIAGNOSE, "toy:LateUpdates"], "toy.py, line 14, in updates: RuntimeError: late (problem "),
+            ([*DIAGNOSE, "toy:LateLoss"], "toy.py, line 20, in loss: RuntimeError: late (problem LateLoss)"),
+            (["diagnose", "toy:Toy", "--seed", str(2**63)], "'--seed': expected a whole number of at most"),
+            ([*OWN, "toy:bad", "--diagnose"], "--problem: bad(seed=0) or one of its methods raised Runtime"),
+            ([*OWN, "toy:LateLoss", "--diagnose"], "in loss: RuntimeError: late (problem LateLoss)"),
+            ([*OWN, "toy:incomplete"], "raised ModuleNotFoundError: No module named 'nosuch'"),
+            ([*OWN, "toy:none"], "--problem must have num_clients, got NoneType"),
+            ([*OWN, "broken:x"], "--problem: importing 'broken' raised ValueError: two lines"),
+            ([*OWN, "nosuch:x"], "--problem: 'nosuch:x' can't be found: No module named 'nosuch'"),
+            ([*OWN, "toy:x"], "--problem: 'toy:x' can't be found: module 'toy' has no attribute 'x'"),
+            ([*BENCH, "toy:none"], "--sampler: 'toy:none' must make a Sampler, got NoneType"),
+            ([*BENCH, "os.path:join"], "--sampler: 'os.path:join' raised TypeError: "),
+            ([*BENCH, "toy:mute"], "in draw: RuntimeError: late (sampler 'toy:mute'); in a"),
+            ([*BENCH, "x.py:f"], "--sampler must be module:factory"),
+            (["arena", "--samplers", "x.py:f"], "sortition: --samplers must be module:factory"),
+            (
+                ["arena", "--samplers", "toy:none", "--environments", "clients-20", "--jobs", "1"],
+                "--samplers: 'toy:none' must make a Sampler, got NoneType; in environment clients-20",
+            ),
+            (
+                ["arena", "--samplers", "toy:none", "--mode", "vectors", "--jobs", "1"],
+                "--samplers: 'toy:none' must make a Sampler, got NoneType",
+            ),
         ],
     )
-    def test_other_commands(self, arguments, said):
+    def test_other_commands(self, arguments, said, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "toy.py").write_text(TOY)
+        (tmp_path / "broken.py").write_text("raise ValueError('two\\nlines')")
         result = invoke(*arguments)
         assert result.exit_code == 2
         assert said in result.stderr

@@ -359,9 +359,12 @@ def test_the_table_of_samplers_is_the_one_that_the_command_prints() -> None:
 def test_the_version_is_in_one_place_and_cited() -> None:
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     assert "version" not in project
-    assert re.search(rf"^version: {re.escape(sortition.__version__)}$", text_of(ROOT / "CITATION.cff"), re.M)
-    assert f"version = {{{sortition.__version__}}}," in text_of(DOCS / "reference" / "citing.md")
-    assert f"## [{sortition.__version__}]" in text_of(ROOT / "CHANGELOG.md")
+    citation = text_of(ROOT / "CITATION.cff")
+    assert re.search(rf"^version: {re.escape(sortition.__version__)}$", citation, re.M)
+    [released] = re.findall(r"^date-released: (\d{4}-\d\d-\d\d)$", citation, re.M)
+    software = text_of(DOCS / "reference" / "citing.md").partition("@software")[2]
+    assert re.findall(r"(?:version|year) += \{(.*)\}", software) == [sortition.__version__, released[:4]]
+    assert f"## [{sortition.__version__}] - {released}" in text_of(ROOT / "CHANGELOG.md")
 
 
 def test_the_workflows_call_the_targets_that_contributors_call() -> None:

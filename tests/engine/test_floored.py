@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from sortition import AvareSampler
+from sortition import AvareSampler, StateError
 from sortition.core.designs import Design
+from sortition.engine import expert_trees, floored
 from sortition.engine.clients import Roster
+from sortition.engine.expert_trees import ExpertTrees
 from sortition.engine.floored import FlooredProportional
 
 
@@ -94,19 +98,46 @@ def test_what_a_state_says_of_the_expert_without_weight_does_not_matter(name: st
     assert np.array_equal(other.draw().clients, sampler.draw().clients)
 
 
-@pytest.mark.parametrize("jump", [1e4, 1e9])
-def test_a_floor_that_jumps_back_finds_everybody_where_they_were(jump: float) -> None:
-    """Hundreds cross the floor in every round; only those heard, and few others, are written."""
+@pytest.mark.parametrize("jump", [10.0, 1e4, 1e9])
+def test_a_floor_that_jumps_back_finds_everybody_where_they_were(
+    jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds cross the floor in every round; only those heard, and few others, are moved, there or back."""
+    moved, sweep = [], expert_trees.sweep
+
+    def counted(trees: ExpertTrees, *limits: Any) -> None:
+        before = trees.ratios.copy()
+        sweep(trees, *limits)
+        moved.append(np.count_nonzero((trees.ratios != before).any(axis=1)))
+
+    monkeypatch.setattr(floored, "_settle", floored._settle.py_func)
+    monkeypatch.setattr(expert_trees, "sweep", counted)
     rng, num_clients = np.random.default_rng(0), 2000
     distribution = FlooredProportional(Roster(num_clients, None))
     distribution.set_heights(np.arange(num_clients), rng.normal(size=num_clients), exploration=0.5)
     for turn in range(20):
         clients = np.append(0, rng.choice(np.arange(1, num_clients), size=4, replace=False))
-        logs = np.append(np.log(jump) if turn % 2 else 0.0, rng.normal(size=4))
-        p, ratios = distribution.everybody(), distribution.trees.ratios[:num_clients].copy()
+        logs = np.append(np.log(num_clients * (jump if turn % 2 else 1.0)), rng.normal(size=4))
+        p = distribution.everybody()
+        moved.clear()
         distribution.set_heights(clients, logs, exploration=0.5)
         crossed = np.count_nonzero((p > 0.5 / num_clients) != (distribution.everybody() > 0.5 / num_clients))
-        written = np.count_nonzero((distribution.trees.ratios[:num_clients] != ratios).any(axis=1))
         if turn > 2:
-            assert crossed > 400
-            assert written < 20
+            assert crossed > 100
+            assert sum(moved) < 30
+
+
+def test_one_expert_has_all_the_weight_in_a_state() -> None:
+    distribution = FlooredProportional(Roster(5, None))
+    state = {**distribution.state(), "log_expert_weights": np.log([0.5, 0.5])}
+    with pytest.raises(StateError, match="'log_expert_weights' that are not 0 and -inf"):
+        distribution.restore(state)
+
+
+def test_heavy_clients_are_those_of_the_expert_in_use() -> None:
+    """The other one has hundreds above a floor that was; none of them is looked at."""
+    distribution, num_clients = FlooredProportional(Roster(2000, None)), 2000
+    logs = np.random.default_rng(0).normal(size=num_clients)
+    distribution.set_heights(np.arange(num_clients), logs, exploration=0.5)
+    distribution.set_heights(np.array([0]), np.log([1e9]), exploration=0.5)
+    assert distribution.heavy(0.6 / num_clients).tolist() == [0]

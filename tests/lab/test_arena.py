@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -31,6 +32,7 @@ from sortition.lab.contestants import CONTESTANTS, find_contestant
 from sortition.lab.problems.softmax import gaussian_federation
 from sortition.lab.reports.standings import arena_json, arena_table, closed_loop_table, heat_map, standings
 from sortition.lab.training import Trajectory
+from sortition.lab.versions import versions
 
 QUICK = ["arena", "--environments", "clients-20", "--seeds", "1", "--jobs", "1"]
 TINY = Environment("tiny", "tune", "ten clients, twenty rounds", GeneratedNorms(10, 2, num_rounds=20))
@@ -205,6 +207,20 @@ class TestTournament:
         assert optimal.closed_loop.rounds_to_optimal == 1.0
         assert optimal.ratio == pytest.approx(1.0)
         assert "tiny-training" in closed_loop_table(arena).columns[0]._cells
+
+    def test_closed_loop_trains_no_uniform_sampling_of_another_design(self):
+        """So there is nothing that K-Vib is compared with: "-" in the table, null in the JSON."""
+        arena = run_closed_loop(contestants("k-vib"), [TINY_TRAINING], split="tune", seeds=1)
+        uniform, k_vib = standings(arena)
+        assert (uniform.worst_to_uniform, uniform.first_places) == (1.0, 1)
+        assert math.isnan(k_vib.worst_to_uniform)
+        assert (k_vib.first_places, k_vib.worst_behind) == (None, None)
+        shown = arena_table(arena, "to_uniform").columns[2].cells
+        assert {cell.removeprefix("[bold]").removesuffix("[/bold]") for cell in shown} == {"-"}
+        stored = json.loads(arena_json({"closed": arena}))["closed"]
+        assert stored["versions"] == versions()
+        assert [score["to_uniform"] for score in stored["scores"]] == [1.0, None]
+        assert stored["standings"][1]["worst_to_uniform"] is None
 
     def test_rounds_to_targets_by_hand(self):
         def falling(step: float) -> list[Trajectory]:

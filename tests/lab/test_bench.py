@@ -77,6 +77,12 @@ def test_the_command_names_the_sampler() -> None:
     assert result.stdout.startswith("avare: ")
 
 
+def test_the_command_says_who_has_one_design_only() -> None:
+    arguments = ["--sampler", "k-vib", "--design", "fixed_size", "--clients", "20", "--cohort", "3"]
+    result = CliRunner().invoke(commands.app, ["bench", *arguments, "--rounds", "3"])
+    assert result.stdout.startswith("k-vib: 3 clients drawn a round (independent, its only design), 3 rounds")
+
+
 def test_the_command_writes_standard_json(tmp_path: Path) -> None:
     """Two federations, each in a process of its own; the larger one is compared with nothing dense."""
     path = tmp_path / "bench.json"

@@ -318,10 +318,27 @@ class TestOwnProblem:
         def growing(seed):
             return Line(seed, num_clients=next(sizes))
 
-        for problem in (fresh, growing):
+        def last(seed):
+            problem = Line(seed, num_clients=200)
+            problem.places[-1] = np.random.default_rng().normal()
+            problem.loss = lambda model: 1.0
+            return problem
+
+        for problem in (fresh, growing, last):
             expected = rf"{problem.__name__}\(seed=0\) must make the same federation when it is called again"
             with pytest.raises(ConfigurationError, match=expected):
                 compare(problem, [], cohort_size=2, num_rounds=5, step_size=0.1)
+
+    def test_a_federation_of_real_data_may_ignore_its_seed(self):
+        """Then repeats differ in their draws alone, and that is said."""
+
+        def real(seed):
+            return Line(0)
+
+        options = {"cohort_size": 2, "num_rounds": 20, "step_size": 0.1}
+        assert compare(real, [], **options, repeats=2).ignores_seed
+        assert not compare(real, [], **options, repeats=1).ignores_seed
+        assert not compare(Line, [], **options, repeats=2).ignores_seed
 
     def test_one_that_is_defined_in_a_notebook_reaches_the_workers(self):
         """Classes of __main__ go by value: here one that no worker can import."""

@@ -51,6 +51,7 @@ from sortition.lab.diagnosis.trained_problem import measure_problem, true_varian
 from sortition.lab.reports.diagnosis_page import rounds_chart
 from sortition.lab.versions import versions
 from sortition.ledger import open_run, read_run
+from sortition.ledger.store import counted
 
 M, K = 4, 2
 WEIGHTS = np.array([0.1, 0.2, 0.3, 0.4])
@@ -613,11 +614,24 @@ class TestProblem:
         assert any(np.any(own == 0.0) for own in found.noise.sampling.values())
         assert {row.sampling_share for row in found.rows} == {1.0}
 
+    @pytest.mark.parametrize("problem", [Toy(), Quadratic()])
+    def test_where_everybody_is_drawn_sampling_adds_nothing(self, problem):
+        """And what rounding leaves of that nothing is not shown."""
+        found = diagnose(problem, cohort_size=M, step_size=0.1, num_rounds=20, pilots=False)
+        assert found.verdict == "nothing to gain"
+        for row in found.rows:
+            assert (row.variance, row.sampling_share, row.smallest_cohort) == (1.0, 0.0, None)
+            assert row.variance_with_replacement == math.inf
+            assert (row.fewest_rounds, row.most_rounds) == (1.0, 1.0)
+        assert any(fact.startswith("Everybody is drawn") for fact in found.facts)
+        assert not any(fact.startswith("Sampling is") for fact in found.facts)
+
     @pytest.mark.parametrize("num_rounds", [1, 9])
     def test_too_few_rounds_to_learn_from_give_no_verdict(self, num_rounds):
         found = diagnose(Toy(), cohort_size=K, step_size=0.1, num_rounds=num_rounds, pilots=False)
         assert (found.verdict, found.choice) == ("can't tell yet", None)
         assert "fewer than 10 rounds are too few to learn from. Train more rounds." in found.sentence
+        assert found.source == f"Toy, {counted(num_rounds, 'round')} at step 0.1"
 
     def test_too_many_rounds_are_refused(self):
         with pytest.raises(ConfigurationError, match="num_rounds must be at most 1000000, got 1000000000000"):

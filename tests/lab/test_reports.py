@@ -97,6 +97,14 @@ def test_a_ratio_without_an_interval_is_explained(comparison):
     assert said not in repr(replace(hanging, repeats=1))
 
 
+def test_repeats_of_one_federation_are_told(comparison):
+    said = "Clinics ignores its seed: all repeats have one federation, and the intervals are over draws only."
+    assert said not in repr(comparison)
+    fixed = replace(comparison, ignores_seed=True)
+    assert said in repr(fixed)
+    assert said in fixed.page()
+
+
 def test_a_notebook_shows_the_same_table(comparison):
     shown = comparison._repr_html_()
     assert shown.count("<tr>") == 5

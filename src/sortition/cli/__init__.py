@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import sys
 
-EXTRAS = {
-    "typer": "cli",
-    "rich": "cli",
-    "sklearn": "experiments",
-    "scipy": "experiments",
-    "cloudpickle": "experiments",
-    "vl_convert": "reports",
-    "torch": "torch",
-}
-
 
 def main() -> None:
     """Run ``sortition``; if a package is missing, name the extra that installs it and exit with status 2."""
@@ -22,6 +12,8 @@ def main() -> None:
 
         app()
     except ModuleNotFoundError as error:
+        from sortition.lab.imported import EXTRAS
+
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise

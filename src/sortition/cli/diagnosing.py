@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from sortition.cli.options import (
+    MOST_SEED,
+    OPTIONS,
     ReportFile,
     RoundsProgress,
     as_typed,
@@ -16,15 +18,16 @@ from sortition.cli.options import (
     writable_file,
     write_text,
 )
+from sortition.lab.compare import make_problem
 from sortition.lab.diagnosis.diagnose import ROUNDS, diagnose
 from sortition.lab.imported import imported
 from sortition.lab.reports.diagnosis_page import how_to_read
-from sortition.samplers.base import LARGEST_SEED
 
 app = typer.Typer()
 
 
 @app.command("diagnose")
+@as_typed({**OPTIONS, "problem": "SOURCE"})
 def diagnose_command(
     source: Annotated[
         str,
@@ -61,9 +64,7 @@ def diagnose_command(
     ] = True,
     seed: Annotated[
         int,
-        typer.Option(
-            parser=whole_number(0, LARGEST_SEED), metavar="N", help="Of the draws, and of a problem."
-        ),
+        typer.Option(parser=whole_number(0, MOST_SEED), metavar="N", help="Of the draws, and of a problem."),
     ] = 0,
     json: Annotated[
         Path | None,
@@ -76,7 +77,7 @@ def diagnose_command(
         import vl_convert  # noqa: F401 - a missing package is an error before the work, not after it
     what: Any = source
     if ":" in source and not Path(source).exists():
-        what = imported("SOURCE", source)(seed=seed)
+        what = make_problem(imported("problem", source), seed)
     elif not Path(source).exists():
         raise typer.BadParameter(
             "SOURCE must be a recorded run (RUN.db), norms (NORMS.csv) or a problem (module:factory), "
@@ -95,7 +96,7 @@ def diagnose_command(
         progress.advance_to(done)
 
     total = rounds if what is not source and not pilots else None  # a search takes as long as it takes
-    with as_typed(), RoundsProgress(total) as progress:
+    with RoundsProgress(total) as progress:
         found = diagnose(
             what,
             cohort_size=cohort,

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sortition.cli.options import (
+    MOST_SEED,
+    OPTIONS,
     ReportFile,
     RoundsProgress,
     as_typed,
@@ -58,7 +60,7 @@ from sortition.lab.bench import (
     measure_each,
     most_clients,
 )
-from sortition.lab.compare import DEFAULT_SAMPLERS, compare, rounds_of
+from sortition.lab.compare import DEFAULT_SAMPLERS, compare, make_problem, rounds_of
 from sortition.lab.contestants import BASELINE, CONTESTANTS, GUIDANCE, INDEPENDENT_ONLY, find_contestant
 from sortition.lab.diagnosis.diagnose import diagnose
 from sortition.lab.diagnosis.findings import MEMORY
@@ -91,7 +93,6 @@ from sortition.lab.reproduce.figures import FIGURES, FULL, QUICK, VARIANTS, Vari
 from sortition.lab.reproduce.finished import origins_in_words, write_whole
 from sortition.lab.reproduce.results import Result, execute, plan
 from sortition.lab.warmup import TASKS, warm_up
-from sortition.samplers.base import LARGEST_SEED
 
 app = typer.Typer()
 
@@ -158,7 +159,7 @@ def compare_command(
         typer.Option("--diagnose", help="First tell what to expect, as sortition diagnose --no-pilots does."),
     ] = False,
     seed: Annotated[
-        int, typer.Option(parser=whole_number(0, LARGEST_SEED), metavar="N", help="Repeat r uses seed + r.")
+        int, typer.Option(parser=whole_number(0, MOST_SEED), metavar="N", help="Repeat r uses seed + r.")
     ] = 0,
     jobs: Annotated[int, typer.Option(parser=whole_number(1), metavar="N", help="Processes to use.")] = 2,
     json: Annotated[
@@ -182,11 +183,11 @@ def compare_command(
         raise typer.BadParameter("--clients is for the federation of digits; a --problem has its own.")
     else:
         factory = imported("--problem", problem)
-    clients_typed = {"num_clients": "--clients"} if problem is None else {}
+    options = {**OPTIONS, "num_clients": "--clients"} if problem is None else OPTIONS
     if with_diagnosis:
-        with as_typed(**clients_typed):
+        with as_typed(options):
             found = diagnose(  # without pilots: the comparison itself trains
-                factory(seed=seed),
+                make_problem(factory, seed),
                 cohort_size=cohort,
                 step_size=step_size,
                 num_rounds=rounds,
@@ -199,7 +200,7 @@ def compare_command(
         typer.echo()
     names = samplers.split(",")
     total = rounds_of(len({BASELINE, *names}), rounds, repeats, tune=tune)
-    with as_typed(**clients_typed), RoundsProgress(total=total) as progress:
+    with as_typed(options), RoundsProgress(total=total) as progress:
         comparison = compare(
             factory,
             names,
@@ -269,7 +270,8 @@ HOW_TO_READ_ARENA = (
     "Lower is better throughout; in the cells 1 is {one}.\n"
     "Variances are by norms (docs/reference/metrics.md). First places and 'worst / the best' are by ratio.\n"
     "Oracles see every norm before they draw, and win no places. Nor do samplers of another design than\n"
-    "uniform (k-vib draws independently): there 1 is the optimum, or uniform sampling, of that design."
+    "uniform (k-vib draws independently): there 1 is the optimum of that design, or uniform sampling by it\n"
+    "(in closed loop, which does not train that one: -)."
 )
 HOW_TO_READ_VECTORS = (
     "Lower is better throughout. Each round counts in units of the least variance of draws with\n"
@@ -293,6 +295,7 @@ def _list_environments(wanted: bool) -> None:
 
 
 @app.command("arena")
+@as_typed({"environments": "--environments", "samplers": "--samplers"})
 def arena_command(
     samplers: Annotated[
         str | None,
@@ -679,13 +682,14 @@ def bench_command(
         def on_measured(measurement: Measurement) -> None:
             status.update(f"measured {measurement.num_clients:.0e} clients, {regime}")
 
-        with as_typed(num_clients="--clients"):
+        with as_typed({**OPTIONS, "num_clients": "--clients", "samplers": "--sampler"}):
             results = measure_each(
                 sizes, cohort, rounds, cast(Regime, regime), sampler, cast(Design, design), on_measured
             )
     console = Console(highlight=False)
     experts = f", {results[0].num_experts} experts" if results[0].num_experts else ""
-    drawn = f"{cohort} clients drawn a round ({design.replace('_', ' ')})"
+    only = ", its only design" if sampler in INDEPENDENT_ONLY else ""
+    drawn = f"{cohort} clients drawn a round ({design.replace('_', ' ')}{only})"
     console.print(f"{sampler}: {drawn}{experts}, {rounds} rounds, {regime}")
     console.print(_bench_table(results))
     console.print(HOW_TO_READ_BENCH, soft_wrap=True)

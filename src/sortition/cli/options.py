@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -19,8 +20,17 @@ from sortition.core.errors import ConfigurationError
 from sortition.core.validation import MOST_REPEATED, shown
 from sortition.ledger.summary import whole_file
 
-OPTIONS = {"cohort_size": "--cohort", "num_rounds": "--rounds", "step_size": "--step-size"}
-"""Arguments that an error names first, and what they are called here."""
+OPTIONS = {
+    "cohort_size": "--cohort",
+    "num_rounds": "--rounds",
+    "problem": "--problem",
+    "samplers": "--samplers",
+    "seed": "--seed",
+    "step_size": "--step-size",
+}
+"""Arguments that an error names first, and what most commands call them."""
+MOST_SEED = 2**63 - 1
+"""The largest seed: twice as many are allowed, so that there is room for seed + 1, seed + 2, ..."""
 LONGEST_LIST = 80
 """Names with this many characters in all fit into an error."""
 SHOWN_EVERY = 50
@@ -53,14 +63,12 @@ def number(text: str) -> float:
 
 
 @contextmanager
-def as_typed(**options: str) -> Iterator[None]:
+def as_typed(options: Mapping[str, str]) -> Iterator[None]:
     """An error that starts with the name of an argument starts with its option, as it was typed."""
-    named = {**OPTIONS, **options}
     try:
         yield
     except ConfigurationError as error:
-        name, space, rest = str(error).partition(" ")
-        error.args = (named.get(name, name) + space + rest,)
+        error.args = (re.sub(r"^\w+(?=[: ])", lambda name: options.get(name[0], name[0]), str(error)),)
         raise
 
 

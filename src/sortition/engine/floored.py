@@ -76,8 +76,9 @@ class FlooredProportional(LogRatioMixture):
     join or leave, c and :math:`\epsilon` are multiplied by one factor until the next ``set_heights``.
 
     One height can move c by any factor, and many clients across the floor; the next one can move them back.
-    So there are two experts with the same heights, of which one has all the weight. When the floor jumps, the
-    other one takes over, and follows; the first one stays behind. When the floor jumps back, it is there.
+    So there are two experts with the same heights, of which one has all the weight. When the floor jumps, by
+    more than 1%, the other one takes over, and follows; the first one stays behind. When the floor jumps
+    back, it is there. A smaller move visits each client that crosses, there and back.
 
     >>> distribution = FlooredProportional(Roster(4, None))
     >>> distribution.set_heights(np.array([0, 1]), np.log([1.0, 8.0]), exploration=0.4)

@@ -23,7 +23,15 @@ from sortition.core.rates import meta_rate
 from sortition.core.types import FloatArray, IntArray
 from sortition.core.validation import MOST_REPEATED, whole_number
 from sortition.core.variance import log_feedback
-from sortition.lab.contestants import EXPLORATION, INDEPENDENT_ONLY, ORACLES, Trial, find_contestant
+from sortition.lab.contestants import (
+    EXPLORATION,
+    INDEPENDENT_ONLY,
+    ORACLES,
+    Trial,
+    find_contestant,
+    make_sampler,
+)
+from sortition.lab.imported import blaming
 from sortition.lab.parallel import Tick, run_tasks
 
 Regime: TypeAlias = Literal["fresh", "adapted"]
@@ -108,10 +116,11 @@ def measure_each(
     on_measured: Callable[[Measurement], None] = lambda measurement: None,
 ) -> list[Measurement]:
     """Measure one number of clients after another, each in a process of its own."""
+    find_contestant(sampler)  # a name that is wrong is an error before the work
     results: list[Measurement] = []
     for num_clients in clients:
         task = partial(_measure_in_worker, num_clients, cohort_size, rounds, regime, sampler, design)
-        results += run_tasks([task], jobs=2, names=[f"{num_clients:.0e} clients"])
+        results += run_tasks([task], jobs=2, names=[f"a federation of {num_clients:,} clients"])
         on_measured(results[-1])
     return results
 
@@ -125,7 +134,8 @@ def _measure_in_worker(
     design: Design,
     tick: Tick,
 ) -> Measurement:
-    return measure(num_clients, cohort_size, rounds, regime, sampler, design)
+    with blaming(f"sampler {sampler!r}"):
+        return measure(num_clients, cohort_size, rounds, regime, sampler, design)
 
 
 def measure(
@@ -140,7 +150,6 @@ def measure(
 
     The kernels are compiled before; in the adapted regime the sampler has also learnt before.
     """
-    find_contestant(sampler)
     whole_number("rounds", rounds, least=1, most=MOST_REPEATED)
     if num_clients > most_clients(sampler):
         raise ConfigurationError(
@@ -263,7 +272,7 @@ def _make(sampler: str, design: Design, num_clients: int, cohort_size: int) -> A
         seed=0,
         num_clients=num_clients,
     )
-    return find_contestant(sampler)(trial)
+    return make_sampler(sampler, find_contestant(sampler), trial)
 
 
 def _compile(sampler: str, design: Design, cohort_size: int) -> None:

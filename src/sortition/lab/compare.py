@@ -28,6 +28,7 @@ from sortition.lab.contestants import (
     find_contestant,
     with_baseline,
 )
+from sortition.lab.imported import EXTRAS, in_one_line
 from sortition.lab.parallel import Progress, run_tasks
 from sortition.lab.training import Problem, Trajectory, check_problem
 from sortition.lab.versions import versions
@@ -41,6 +42,8 @@ TUNING_REPEATS = 2
 """Federations that step sizes are chosen on."""
 CONFIDENCE = 0.95
 LAST_SHARE = 0.1
+SOME = 20
+"""Clients whose updates tell whether two federations are the same."""
 WIDE = 2.0
 """An interval whose ends differ by this factor is too wide to show that there is no difference."""
 FLAT = 0.005
@@ -122,6 +125,8 @@ class Comparison:
     """Uniform sampling's loss after 80% of the rounds, on its fitted curve."""
     initial_loss: float
     rows: tuple[Row, ...]
+    ignores_seed: bool = False
+    """Whether the federation of the next seed is the same, as with real data: then only draws differ."""
     versions: dict[str, str] = field(default_factory=versions)
     """Of the library, and of what it computes with."""
 
@@ -229,7 +234,9 @@ def compare(
     step_size = positive_number("step_size", step_size)
     chosen = samplers if isinstance(samplers, Mapping) else {name: find_contestant(name) for name in samplers}
     contestants = with_baseline(chosen or {BASELINE: CONTESTANTS[BASELINE]})
-    num_clients = _check_seed(problem, seed).num_clients
+    federation = _check_seed(problem, seed)
+    num_clients = federation.num_clients
+    ignores_seed = repeats > 1 and _same(federation, make_problem(problem, seed + 1))
     if design in INCLUSION_DESIGNS:  # these draw each client at most once
         whole_number("cohort_size", cohort_size, least=1, most=num_clients)
     training = Training(problem, cohort_size, num_rounds, step_size, design, memory)
@@ -278,6 +285,7 @@ def compare(
             _row(name, steps[name], losses, np.stack([run.variance_ratios for run in runs[name]]), target)
             for name in contestants
         ),
+        ignores_seed=ignores_seed,
     )
 
 
@@ -289,26 +297,26 @@ def rounds_of(num_samplers: int, num_rounds: int, repeats: int, *, tune: bool) -
 # Training ------------------------------------------------------------------------------------------------
 
 
-def _made(problem: ProblemFactory, seed: int) -> Problem:
-    """The federation of this seed, checked."""
+def make_problem(problem: ProblemFactory, seed: int) -> Problem:
+    """The federation of this seed, checked; an error of the factory, a user's, becomes one line."""
     if not callable(problem):
         raise ConfigurationError(f"problem must be a function or class that takes a seed, got {problem!r}")
     try:
         return check_problem(problem(seed=seed))
-    except (SortitionError, ModuleNotFoundError):
+    except SortitionError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+            raise
         raise ConfigurationError(
-            f"problem: {_name(problem)}(seed={seed}) or one of its methods raised "
-            f"{type(error).__name__}: {said}"
+            f"problem: {_name(problem)}(seed={seed}) or one of its methods raised {in_one_line(error)}"
         ) from error
 
 
 def _check_seed(problem: ProblemFactory, seed: int) -> Problem:
     """The federation of this seed, which must be the same when it is made again."""
-    first, again = _made(problem, seed), _made(problem, seed)
-    if not all(map(_alike, _start(first), _start(again))):
+    first, again = make_problem(problem, seed), make_problem(problem, seed)
+    if not _same(first, again):
         raise ConfigurationError(
             f"problem: {_name(problem)}(seed={seed}) must make the same federation when it is called again: "
             "what is random must depend on the seed, as in default_rng(seed)"
@@ -316,10 +324,15 @@ def _check_seed(problem: ProblemFactory, seed: int) -> Problem:
     return first
 
 
+def _same(one: Problem, other: Problem) -> bool:
+    """Whether two federations are the same before the first round."""
+    return all(map(_alike, _start(one), _start(other)))
+
+
 def _start(problem: Problem) -> tuple[ArrayLike, ...]:
     """What is seen of a federation before the first round."""
     model = problem.initial_model()
-    some = np.arange(min(2, problem.num_clients))
+    some = np.unique(np.linspace(0, problem.num_clients - 1, SOME).astype(int))
     return problem.client_weights, model, problem.updates(model, some, 0), problem.loss(model)
 
 

@@ -24,12 +24,13 @@ from sortition import (
     OptimalSampler,
     ProportionalSampler,
     Sampler,
+    SortitionError,
     UniformSampler,
     VRBSampler,
 )
 from sortition.core.designs import Design
 from sortition.core.types import FloatArray
-from sortition.lab.imported import imported
+from sortition.lab.imported import imported, in_one_line
 
 BASELINE = "uniform"
 """What every other sampler is compared with."""
@@ -226,6 +227,20 @@ def find_contestant(name: str) -> Contestant:
         )
     contestant: Contestant = imported("samplers", name)
     return contestant
+
+
+def make_sampler(name: str, contestant: Contestant, trial: Trial) -> Sampler:
+    """The contestant's sampler; an error of its factory, which may be a user's, becomes one line."""
+    try:
+        sampler = contestant(trial)
+    except SortitionError as error:
+        error.add_note(f"in sampler {name!r}")
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"samplers: {name!r} raised {in_one_line(error)}") from error
+    if not isinstance(sampler, Sampler):
+        raise ConfigurationError(f"samplers: {name!r} must make a Sampler, got {type(sampler).__name__}")
+    return sampler
 
 
 def with_baseline(contestants: Mapping[str, Contestant]) -> dict[str, Contestant]:

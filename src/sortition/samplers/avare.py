@@ -43,9 +43,9 @@ class AvareSampler(BaseSampler):
     El Hanchi and Stephens, *Adaptive Importance Sampling for Finite-Sum Optimization and Sampling with
     Decreasing Step-Sizes*, NeurIPS 2020.
 
-    A round costs what moves: where one reply takes many clients to a floor where they have not been lately,
-    or off it, all of them are visited. With a million clients that is 15 to 40 ms instead of 0.2
-    (``docs/research/engine.md``).
+    A round costs what moves: where one reply takes many clients to the floor, or off it, all of them are
+    visited. With a million clients that is 15 to 40 ms instead of 0.2. Only a floor that moves by more than
+    1%, about to where it was before its last jump, costs none (``docs/research/engine.md``).
 
     >>> sampler = AvareSampler(num_clients=4, cohort_size=1)
     >>> cohort = sampler.draw()

@@ -7,13 +7,9 @@ In *replay* a sampler hears the norms of a recorded or generated trace, those of
 from __future__ import annotations
 
 import math
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -23,7 +19,8 @@ from sortition.core.types import FloatArray
 from sortition.core.validation import whole_number
 from sortition.lab.arena.environments import Environment, Split, Training, seeds_of
 from sortition.lab.arena.traces import Trace
-from sortition.lab.contestants import BASELINE, Contestant, Trial, with_baseline
+from sortition.lab.contestants import BASELINE, Contestant, Trial, make_sampler, with_baseline
+from sortition.lab.imported import blaming
 from sortition.lab.parallel import Progress, Tick, run_tasks
 from sortition.lab.training import Trajectory, design_of, training_rounds, variance_ratio
 
@@ -32,14 +29,6 @@ TARGET_SHARE = 0.8
 SMOOTHING_SHARE = 0.1
 EARLY_SHARE = 0.1
 SEGMENTS = 20
-NOT_THEIRS = (
-    str(Path(__file__).parents[2]),
-    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-    "<frozen",
-    "<string",
-    "<__array",
-)
-"""Where code is that a user did not write."""
 
 
 @dataclass(frozen=True)
@@ -317,7 +306,7 @@ def _replay_all(
     trial, outcome = trace.trial(seed), {}
     for name, contestant in contestants.items():
         sampler = _make(name, contestant, environment.name, trial)
-        with blaming(name, environment.name):
+        with blaming(f"sampler {name!r}, environment {environment.name}"):
             outcome[name] = Variance.of_run(replay(sampler, trace, tick), design_of(sampler))
     for design in {run.design for run in outcome.values()} - {outcome[BASELINE].design}:
         sampler = contestants[BASELINE](replace(trial, design=design))
@@ -334,43 +323,17 @@ def train_one(
     name: str, contestant: Contestant, environment: str, training: Training, seed: int, tick: Tick
 ) -> Trajectory:
     """One run of one contestant; ``name`` and ``environment`` are for errors."""
-    with blaming(name, environment):
+    with blaming(f"sampler {name!r}, environment {environment}"):
         return training.train(partial(_make, name, contestant, environment), seed, tick)
 
 
-@contextmanager
-def blaming(name: str, environment: str) -> Iterator[None]:
-    """An error that code of the user's raises becomes one line, which says where; ours stay as they are."""
-    try:
-        yield
-    except SortitionError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if not frame.filename.startswith(NOT_THEIRS)]
-        if not theirs:
-            raise
-        said, where = " ".join(str(error).split()), theirs[-1]
-        raise ConfigurationError(
-            f"{Path(where.filename).name}, line {where.lineno}, in {where.name}: {type(error).__name__}: "
-            f"{said} (sampler {name!r}, environment {environment})"
-        ) from error
-
-
 def _make(name: str, contestant: Contestant, environment: str, trial: Trial) -> Sampler:
-    """The contestant's sampler; an error of its factory, which may be a user's, becomes one line."""
+    """The contestant's sampler, of the size that the trial asks for."""
     try:
-        sampler = contestant(trial)
+        sampler = make_sampler(name, contestant, trial)
     except SortitionError as error:
-        error.add_note(f"in sampler {name!r}, environment {environment}")
+        error.add_note(f"in environment {environment}")
         raise
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise ConfigurationError(
-            f"samplers: {name!r} raised {type(error).__name__}: {said} in environment {environment}"
-        ) from error
-    if not isinstance(sampler, Sampler):
-        raise ConfigurationError(f"samplers: {name!r} must make a Sampler, got {type(sampler).__name__}")
     if sampler.num_clients != len(trial.client_weights):
         raise ConfigurationError(
             f"samplers: {name!r} must make a sampler of {len(trial.client_weights)} clients "

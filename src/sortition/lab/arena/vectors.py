@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 from sortition import ConfigurationError, Memory
 from sortition.core.cohort import Cohort
 from sortition.core.designs import DESIGNS, Design
-from sortition.core.protocols import Sampler
 from sortition.core.types import FloatArray
 from sortition.core.validation import one_of, whole_number
 from sortition.core.variance import variance_loss
@@ -48,8 +47,8 @@ from sortition.lab.arena.environments import (
     many_least_squares,
     seeds_of,
 )
-from sortition.lab.arena.tournament import blaming
-from sortition.lab.contestants import Trial, find_contestant
+from sortition.lab.contestants import Trial, find_contestant, make_sampler
+from sortition.lab.imported import blaming
 from sortition.lab.parallel import Progress, Tick, run_tasks
 from sortition.lab.problems.idx import load_images
 from sortition.lab.problems.softmax import digits_federation, gaussian_federation, label_skewed_images
@@ -320,7 +319,7 @@ def measure(
         updates = problem.updates(model, everybody, round_index)
         products = inner_products(weights, updates)
         for arm, state in running.items():
-            with blaming(arm.sampler, environment.name):
+            with blaming(f"sampler {arm.sampler!r}, environment {environment.name}"):
                 state.round(updates, products)
         model = model - environment.step_size * (weights @ updates)
         tick()
@@ -385,7 +384,7 @@ class RunningArm:
             design=arm.design,
             seed=seed,
         )
-        self.sampler: Sampler = find_contestant(arm.sampler)(trial)
+        self.sampler = make_sampler(arm.sampler, find_contestant(arm.sampler), trial)
         self.memory: Memory | None = None
         if arm.memory:
             self.memory = Memory(num_parameters=num_parameters, num_clients=len(client_weights))

@@ -16,9 +16,11 @@ from sortition.lab.diagnosis.norm_table import NormTable, read_norms
 from sortition.lab.diagnosis.pilots import train_pilots
 from sortition.lab.diagnosis.recorded_run import measure_run
 from sortition.lab.diagnosis.trained_problem import measure_problem
+from sortition.lab.imported import blaming
 from sortition.lab.parallel import Tick
 from sortition.lab.training import check_problem
 from sortition.ledger import RunRecord, read_run
+from sortition.ledger.store import counted
 
 ROUNDS = 200
 NO_PILOTS = (
@@ -76,30 +78,32 @@ def diagnose(
             "source must be a path of norms (.csv) or of a recorded run, a NormTable, a RunRecord, "
             f"an AdaptiveBatchSampler, a TicketLoader or a problem, got {type(source).__name__}"
         )
-    check_problem(source)
-    if step_size is None:
-        raise ConfigurationError("step_size must be given for a problem: the step that you train it with")
-    noise = measure_problem(
-        source,
-        _size(cohort_size, len(source.client_weights)),
-        step_size=positive_number("step_size", step_size),
-        num_rounds=num_rounds,
-        seed=seed,
-        tick=tick,
-    )
-    if pilots:
-        trained = train_pilots(
+    with blaming(f"problem {type(source).__name__}"):
+        check_problem(source)
+        if step_size is None:
+            raise ConfigurationError("step_size must be given for a problem: the step that you train it with")
+        noise = measure_problem(
             source,
-            [choice for choice in CHOICES if choice in noise.sampling],
-            noise.cohort_size,
-            step_size=step_size,
+            _size(cohort_size, len(source.client_weights)),
+            step_size=positive_number("step_size", step_size),
             num_rounds=num_rounds,
             seed=seed,
             tick=tick,
         )
-        notes = () if trained else (NO_PILOTS,)
-        noise = replace(noise, pilots=trained, notes=(*noise.notes, *notes))
-    return Diagnosis(f"{type(source).__name__}, {num_rounds} rounds at step {step_size:g}", noise, seed)
+        if pilots:
+            trained = train_pilots(
+                source,
+                [choice for choice in CHOICES if choice in noise.sampling],
+                noise.cohort_size,
+                step_size=step_size,
+                num_rounds=num_rounds,
+                seed=seed,
+                tick=tick,
+            )
+            notes = () if trained else (NO_PILOTS,)
+            noise = replace(noise, pilots=trained, notes=(*noise.notes, *notes))
+    rounds = counted(num_rounds, "round")
+    return Diagnosis(f"{type(source).__name__}, {rounds} at step {step_size:g}", noise, seed)
 
 
 def _of_batches(sampler: BatchSampler, cohort_size: int | None) -> Diagnosis:

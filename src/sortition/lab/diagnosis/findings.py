@@ -533,10 +533,10 @@ class Diagnosis:
                 + ("agree as measured." if noise.signal is not None else "cancel out, which saves the most.")
             ]
         said.append("At one small step for all choices, none is faster than another.")
+        share = by_name[UNIFORM].sampling_share
         if math.isinf(by_name[UNIFORM].variance_with_replacement):
             said.append("Everybody is drawn, so there is no sampling variance but in draws with replacement.")
-        share = by_name[UNIFORM].sampling_share
-        if share is None:
+        elif share is None:
             said.append("Mini-batch noise is not known; what there is of it stays, whoever is drawn.")
         else:
             said.append(

@@ -46,6 +46,8 @@ MEASURED = 50
 BLOCK = 5
 """Measured rounds whose mean is the unit of each: the cross terms are means over few draws."""
 DRAWS = 6
+ROUNDING = 1e-12
+"""A variance below this share of the squares that it is a difference of is 0."""
 LARGEST = 1e100
 """Entries of a model that are larger are a divergence: their squares must be finite."""
 DIVERGED = 1e3
@@ -97,6 +99,7 @@ def true_variances(
     """The variance of the sum of ``residuals`` (lambda times update, a row a client).
 
     For draws of fixed size, with cross terms from ``draws`` (clients and weights); and with replacement.
+    What rounding alone can leave is 0: draws of everybody have no variance.
     """
     feedback, total = np.sum(residuals**2, axis=1), residuals.sum(axis=0)
     cross = 0.0
@@ -107,7 +110,9 @@ def true_variances(
         cross += float(error @ error - surplus**2 @ feedback) / len(draws)
     alone = sampling_variance(probabilities, feedback, "fixed_size", cohort_size)
     replacing = variance_loss(probabilities, feedback, cohort_size) - float(total @ total) / cohort_size
-    return max(alone + cross, 0.0), max(replacing, 0.0)
+    least = ROUNDING * float(feedback.sum() + total @ total)
+    own = alone + cross
+    return own if own > least else 0.0, replacing if replacing > least else 0.0
 
 
 def measure_problem(

@@ -49,6 +49,11 @@ def how_to_read(comparison: Comparison) -> list[str]:
             "All samplers have the same federations. Brackets are 95% intervals over the repeats: if one "
             "holds 1, the repeats show no difference."
         )
+        if comparison.ignores_seed:
+            lines.append(
+                f"{comparison.problem} ignores its seed: all repeats have one federation, and the intervals "
+                "are over draws only."
+            )
         if any(row.rounds_ratio is not None and row.interval is None for row in comparison.rows):
             lines.append(
                 "A ratio without brackets has no interval: without one of the repeats the target is missed. "

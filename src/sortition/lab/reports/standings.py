@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from sortition.lab.arena.tournament import Arena, Score
 from sortition.lab.arena.vectors import VectorArena, VectorScore
 from sortition.lab.contestants import BASELINE, ORACLES
 from sortition.lab.reports.charts import whole_chart
+from sortition.lab.versions import versions
 
 MEASURES = {
     "ratio": "variance over the optimum's, mean over the rounds",
@@ -153,7 +153,7 @@ def arena_json(arenas: dict[str, Arena]) -> str:
             "split": arena.split,
             "seeds": arena.seeds,
             "samplers": arena.samplers,
-            "sortition": version("sortition"),
+            "versions": versions(),
             "environments": [
                 {"name": env.name, "half": env.half, "about": env.about, "num_rounds": env.num_rounds}
                 for env in arena.environments
