@@ -37,7 +37,7 @@ from sortition.engine.capped import Capped, limited
 from sortition.engine.clients import Roster
 from sortition.engine.fixed import Prior
 from sortition.engine.limit import share_of
-from sortition.engine.norm_window import DEVIATION, FEW, MANY, OUTDATED, REMEMBERED, quantile
+from sortition.engine.norm_window import DEVIATION, FEW, MANY, OLD, OUTDATED, REMEMBERED, quantile
 from sortition.samplers.base import BaseSampler
 from sortition.samplers.guard import GuardState
 from sortition.testing import check_sampler
@@ -120,10 +120,12 @@ class PlainWindow:
             return 1.0
         self.replies += len(above)
         told = {int(cohort.clients[i]): float(norms[i]) for i in above}
+        ages = {client: self.replies - before for client, (_, _, before) in self.norms.items()}
+        old = {client for client, age in ages.items() if age >= OLD * np.mean(list(ages.values()))}
         changes = [
             np.log(norm / self.norms[client][0]) - self.trend * len(told)
             for client, norm in told.items()
-            if client in self.norms and client not in outliers and norm <= bound
+            if client in old and client not in outliers and norm <= bound
         ]
         rates = {int(cohort.clients[i]): cohort.counts[i] / cohort.weights[i] / len(above) for i in above}
         others = [(client, entry) for client, entry in self.norms.items() if client not in told]
@@ -131,10 +133,9 @@ class PlainWindow:
         others = others[max(len(others) + len(told) - REMEMBERED, 0) :]
         median = float(np.median(changes)) if changes else 0.0
         change = 0.2 * min(max(median, -2.0), 2.0)
-        if abs(median) < 2.0:  # a jump is no trend
-            self.trend += change / max(len(others) + len(told), MANY)
-        factor = float(np.exp(change + self.trend * len(told)))
-        self.norms = {client: (factor * norm, *rest) for client, (norm, *rest) in others}
+        self.trend += change / max(len(others) + len(told), MANY)
+        trend, factor = np.exp(self.trend * len(told)), float(np.exp(change + self.trend * len(told)))
+        self.norms = {c: ((factor if c in old else trend) * norm, *rest) for c, (norm, *rest) in others}
         for before, (client, norm) in enumerate(told.items(), self.replies - len(told)):
             self.norms[client] = (norm, rates[client], before)
         return factor
