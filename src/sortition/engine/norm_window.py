@@ -72,8 +72,9 @@ def _follow(bounds: Any, changes: FloatArray, replies: int, size: int) -> float:
         return 0.0
     median = np.median(changes) - bounds.trend * replies
     change = GAIN * min(max(median, -LARGEST_CHANGE), LARGEST_CHANGE)
-    trend = bounds.trend + change / max(size, MANY)
-    bounds.trend = min(max(trend, -LARGEST_TREND), LARGEST_TREND)
+    if abs(median) < LARGEST_CHANGE:  # a jump is no trend
+        trend = bounds.trend + change / max(size, MANY)
+        bounds.trend = min(max(trend, -LARGEST_TREND), LARGEST_TREND)
     return float(change)
 
 
