@@ -2,6 +2,7 @@
 
     python benchmarks/guard_tradeoff.py attacks [--seeds 50] [--rounds 300] [--out DIR]
     python benchmarks/guard_tradeoff.py gains   [--seeds 10] [--out DIR]
+    python benchmarks/guard_tradeoff.py noise   [--seeds 50] [--out DIR]
     python benchmarks/guard_tradeoff.py honest  [--seeds 10] [--sampler portfolio] [--out DIR]
     python benchmarks/guard_tradeoff.py trends  [--seeds 50] [--out DIR]
     python benchmarks/guard_tradeoff.py jumps   [--seeds 50] [--out DIR]
@@ -18,6 +19,9 @@ means over the seeds and over the last two thirds of the run.
 
 *gains*: the same for several values of ``largest_gain``, and what they cost two honest clients of a hundred
 with fifty times the norm of the others, the worst environment of the arena for it.
+
+*noise*: five liars where a client's norms vary from round to round, with the default guard and the strict
+one; the worst of three attacks, with the standard error of the mean.
 
 *honest*: variance of whole runs of all environments of the arena with up to 100 clients, over that of the
 same run without a guard.
@@ -59,6 +63,8 @@ DEVIATIONS, LIARS, GAINS = (0.5, 1.0, 1.25, 1.5, 2.0), (1, 5, 9), (3.0, 10.0, 25
 FIRST_SEED = 401
 MANY_CLIENTS = ("ls-2000-clients", "ls-1000-clients", "digits-500", "clients-20000", "clients-5000")
 """What ``honest`` leaves out."""
+NOISES, STRONGEST = (0.1, 0.3, 0.5, 1.0), ("constant", "just below", "mixed")
+STRICT = Guard(largest_gain=3, outlier_factor=2)
 SAMPLER, HEAVY = "empirical-bayes", "few-heavy"
 GUARDS: dict[str, Guard | None] = {"guard": Guard(), "none": None}
 CHANGES, UPDATE_FACTORS = (0.9, 0.97, 1.0, 1.05), (3.0, 10.0, 30.0)
@@ -117,7 +123,15 @@ class Outcome:
 
 
 def under_attack(
-    guard: Guard | None, deviation: float, attack: str, liars: int, rounds: int, seed: int, tick: Tick
+    guard: Guard | None,
+    deviation: float,
+    attack: str,
+    liars: int,
+    rounds: int,
+    seed: int,
+    tick: Tick,
+    *,
+    noise: float = NOISE,
 ) -> Outcome:
     """One run of the default sampler; without liars, an honest one."""
     rng = np.random.default_rng(seed)
@@ -142,7 +156,7 @@ def under_attack(
             colluders |= {client: Liar(constant) for client in sampler.add_clients(len(leaving)).tolist()}
         cohort = sampler.draw()
         own = np.where(cohort.clients < CLIENTS, norms[np.minimum(cohort.clients, CLIENTS - 1)], 1.0)
-        reports = own * np.exp(NOISE * rng.standard_normal(len(cohort)))
+        reports = own * np.exp(noise * rng.standard_normal(len(cohort)))
         bound = np.inf if sampler._guard is None else sampler._guard.outlier_bound
         for i, client in enumerate(cohort.clients.tolist()):
             if client in colluders:
@@ -197,6 +211,49 @@ def run_attacks(options: argparse.Namespace) -> str:
     cases += [(name, deviation, "constant", 0) for name in GUARDS for deviation in DEVIATIONS]
     runs = [partial(under_attack, GUARDS[name], *rest, options.rounds) for name, *rest in cases]
     return attacks_table(run_seeds(dict(zip(cases, runs, strict=True)), options.rounds, options))
+
+
+def run_noise(options: argparse.Namespace) -> str:
+    """Five liars, by how much a client's norms vary."""
+    deviations, guards = (0.5, 1.0, 1.25, 1.5), {"guard": GUARDS["guard"], "strict": STRICT}
+    cases: list[tuple[Any, ...]] = [
+        (name, deviation, attack, 5, noise)
+        for noise in NOISES
+        for deviation in deviations
+        for name in guards
+        for attack in STRONGEST
+    ]
+    cases += [
+        ("guard", d, "constant", liars, noise) for noise in NOISES for d in deviations for liars in (0, 1)
+    ]
+    runs = {
+        case: partial(under_attack, guards[case[0]], *case[1:4], options.rounds, noise=case[4])
+        for case in cases
+    }
+    found = run_seeds(runs, options.rounds, options)
+
+    def mean(*case: Any) -> tuple[float, float]:
+        variances = [one.variance for one in found[case]]
+        return float(np.mean(variances)), float(np.std(variances, ddof=1) / np.sqrt(len(variances)))
+
+    rows = []
+    for noise in NOISES:
+        for deviation in deviations:
+            worst = [max(mean(name, deviation, attack, 5, noise) for attack in STRONGEST) for name in guards]
+            uniform = np.mean([one.uniform for one in found["guard", deviation, "constant", 5, noise]])
+            honest, alone = (mean("guard", deviation, "constant", liars, noise) for liars in (0, 1))
+            cells = [f"{value:.2f} ± {error:.2f}" for value, error in (honest, alone, *worst)]
+            rows.append((f"{noise:g}", f"{deviation:g}", *cells, f"{uniform:.2f}"))
+    header = (
+        "noise",
+        "deviation",
+        "nobody lies",
+        "1 of 100, constant",
+        "5 of 100",
+        "strict",
+        "uniform sampling",
+    )
+    return table(header, rows)
 
 
 def run_gains(options: argparse.Namespace) -> str:
@@ -511,6 +568,7 @@ def run_all(tasks: Sequence[Callable[[Tick], Any]], lengths: Sequence[int], jobs
 CAMPAIGNS = {
     "attacks": (run_attacks, 50),
     "gains": (run_gains, 10),
+    "noise": (run_noise, 50),
     "honest": (run_honest, 10),
     "trends": (run_trends, 50),
     "jumps": (run_jumps, 50),

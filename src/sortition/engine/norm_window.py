@@ -30,6 +30,8 @@ GAIN, LARGEST_CHANGE, LARGEST_TREND = 0.2, 2.0, 2.0
 """All logarithms follow by this part of a cohort's median change, of which at most so much counts. The trend
 follows by the same part in the time in which the window is heard once, or in ``MANY`` replies if these are
 more: what a few clients say is mostly noise. It is at most ``LARGEST_TREND`` a reply."""
+OLD = 0.15
+"""Only norms that are older than this part of the mean age say what has changed, and follow."""
 ROUNDING = 1e-9
 DEVIATION = 0.95
 """The deviation over the distance of the ninth decile from the median. It would be 0.78 for log-normal norms;
@@ -61,6 +63,22 @@ def position_in(ascending: IntArray, client: int) -> int:
 
 
 @njit(cache=True)
+def _follow(bounds: Any, changes: FloatArray, replies: int, size: int) -> float:
+    """By how much all norms have changed beyond their trend: a part of the median of ``changes``.
+
+    These are the changes of those that were heard again. The trend leaves nothing of them in the long run.
+    """
+    if not changes.size:
+        return 0.0
+    median = np.median(changes) - bounds.trend * replies
+    change = GAIN * min(max(median, -LARGEST_CHANGE), LARGEST_CHANGE)
+    if abs(median) < LARGEST_CHANGE:  # a jump is no trend
+        trend = bounds.trend + change / max(size, MANY)
+        bounds.trend = min(max(trend, -LARGEST_TREND), LARGEST_TREND)
+    return float(change)
+
+
+@njit(cache=True)
 def _move(records: Any, change: float) -> None:
     """Add ``change`` to the logarithms; they stay those of doubles."""
     for i in range(records.size):
@@ -68,20 +86,18 @@ def _move(records: Any, change: float) -> None:
 
 
 @njit(cache=True)
-def _follow(bounds: Any, changes: FloatArray, replies: int, size: int) -> float:
-    """By how much all norms have changed, by the ``changes`` of those that were heard again.
-
-    That is the trend, and a part of the median change beyond it. The trend leaves nothing of such changes in
-    the long run.
-    """
-    change = 0.0
-    if changes.size:
-        median = np.median(changes) - bounds.trend * replies
-        change = GAIN * min(max(median, -LARGEST_CHANGE), LARGEST_CHANGE)
-        if abs(median) < LARGEST_CHANGE:  # a jump is no trend
-            trend = bounds.trend + change / max(size, MANY)
-            bounds.trend = min(max(trend, -LARGEST_TREND), LARGEST_TREND)
-    return float(change + bounds.trend * replies)
+def _merged(one: Any, other: Any) -> Any:
+    """Both, ascending."""
+    found: Any = np.empty(one.size + other.size, dtype=ENTRY)
+    i = j = 0
+    for place in range(found.size):
+        if j == other.size or (i < one.size and one[i].log <= other[j].log):
+            found[place] = one[i]
+            i += 1
+        else:
+            found[place] = other[j]
+            j += 1
+    return found
 
 
 @njit(cache=True)
@@ -91,37 +107,46 @@ def _stored(
     """The window with the last norms of ``clients``, without the oldest; what is remembered follows.
 
     What all norms do is said by those that are heard again, were no outliers and are not above their bound.
+    All follow the trend, and old ones the change beyond it: young ones may have come after it.
     """
     bounds.replies += clients.size
     order = np.argsort(clients)
-    ascending, stay = clients[order], np.empty(window.size, dtype=np.bool_)
-    changes, again = np.empty(clients.size), 0
+    ascending, changes, again = clients[order], np.empty(clients.size), 0
+    stay, size = np.empty(window.size, dtype=np.int64), 0
+    since = bounds.replies - OLD * (bounds.replies - window.before.mean()) if window.size else 0.0
     for i in range(window.size):
-        client = window[i].client
-        place = position_in(ascending, client)
-        stay[i] = place < 0 and window[i].before >= bounds.replies - OUTDATED
-        if place >= 0 and logs[order[place]] <= bounds.outlier and position_in(outliers.client, client) < 0:
-            changes[again] = logs[order[place]] - window[i].log
-            again += 1
-    kept = window[stay]
-    too_many = min(kept.size + clients.size - REMEMBERED, kept.size)
+        entry = window[i]
+        place = position_in(ascending, entry.client)
+        if place < 0 and entry.before >= bounds.replies - OUTDATED:
+            stay[size] = i
+            size += 1
+        if place >= 0 and entry.before <= since:
+            log = logs[order[place]]
+            if log <= bounds.outlier and position_in(outliers.client, entry.client) < 0:
+                changes[again] = log - entry.log
+                again += 1
+    too_many, oldest = min(size + clients.size - REMEMBERED, size), 0
     if too_many > 0:
-        kept = kept[kept.before > np.partition(kept.before, too_many - 1)[too_many - 1]]
-    change = _follow(bounds, changes[:again], clients.size, kept.size + clients.size)
-    _move(kept, change)
-    _move(outliers, change)
-    found: Any = np.empty(kept.size + clients.size, dtype=ENTRY)
-    order, old = np.argsort(logs), kept.size - 1
-    for i in range(clients.size - 1, -1, -1):  # merge, from the back
-        new = order[i]
-        while old >= 0 and kept[old].log > logs[new]:
-            found[old + i + 1] = kept[old]
-            old -= 1
-        entry = found[old + i + 1]
-        entry.client, entry.before = clients[new], bounds.replies - clients.size + new
-        entry.log, entry.rate = logs[new], rates[new]
-    found[: old + 1] = kept[: old + 1]
-    return found
+        oldest = np.partition(window.before[stay[:size]], too_many - 1)[too_many - 1] + 1
+    change = _follow(bounds, changes[:again], clients.size, size - max(too_many, 0) + clients.size)
+    trend = bounds.trend * clients.size
+    old, olds, young, youngs = np.empty(size, dtype=ENTRY), 0, np.empty(size, dtype=ENTRY), 0
+    for i in stay[:size]:
+        if oldest <= window[i].before <= since:
+            old[olds] = window[i]
+            olds += 1
+        elif window[i].before >= oldest:
+            young[youngs] = window[i]
+            youngs += 1
+    _move(old[:olds], trend + change)
+    _move(young[:youngs], trend)
+    _move(outliers, trend + change)
+    order, new = np.argsort(logs), np.empty(clients.size, dtype=ENTRY)
+    for i in range(clients.size):
+        entry, which = new[i], order[i]
+        entry.client, entry.before = clients[which], bounds.replies - clients.size + which
+        entry.log, entry.rate = logs[which], rates[which]
+    return _merged(_merged(old[:olds], young[:youngs]), new)
 
 
 @njit(cache=True)
@@ -182,20 +207,26 @@ def _average(log_mean: float, log: float, count: int) -> float:
 
 
 @njit(cache=True)
-def _outliers_now(bounds: Any, window: Any, outliers: Any) -> Any:
-    """Who is an outlier: of those before, who has a mean of at least the bound; of the others in the window,
-    who is above it."""
+def _outliers_now(bounds: Any, window: Any, outliers: Any) -> tuple[Any, bool]:
+    """Who is an outlier, and whether they are others than before.
+
+    Of those before, who has a mean of at least the bound; of the others in the window, who is above it.
+    """
     found: Any = np.empty(outliers.size + window.size, dtype=OUTLIER)
     count = 0
     for i in range(outliers.size):
         found[count] = outliers[i]
         count += outliers[i].log >= bounds.outlier - ROUNDING  # a clipped norm may be just the bound
-    for i in range(window.size):
-        entry, new = window[i], found[count]
-        if entry.log > bounds.outlier and position_in(outliers.client, entry.client) < 0:
-            new.client, new.count, new.log = entry.client, 1, min(entry.log, bounds.clip)
+    stay, i = count, window.size - 1
+    while i >= 0 and window[i].log > bounds.outlier:
+        if position_in(outliers.client, window[i].client) < 0:
+            new = found[count]
+            new.client, new.count, new.log = window[i].client, 1, min(window[i].log, bounds.clip)
             count += 1
-    return found[np.argsort(found[:count].client)]
+        i -= 1
+    if count == stay == outliers.size:
+        return outliers, False
+    return found[np.argsort(found[:count].client)], True
 
 
 @njit(cache=True)
@@ -223,6 +254,6 @@ def remember(
             one = outliers[place]
             one.count += 1
             one.log = _average(one.log, min(logs[i], bounds.clip), one.count)
-    now: Any = _outliers_now(bounds, window, outliers)
+    now, others = _outliers_now(bounds, window, outliers)
     clip = logs.max() > (bounds.clip if clients.max() < bounds.newcomers else bounds.outlier)
-    return window, now, not np.array_equal(now.client, outliers.client), clip
+    return window, now, others, clip
