@@ -59,7 +59,7 @@ from sortition.lab.parallel import Tick, run_tasks
 from sortition.lab.training import training_rounds, variance_ratio
 
 CLIENTS, COHORT_SIZE, LIE, NOISE = 100, 5, 1e6, 0.1
-DEVIATIONS, LIARS, GAINS = (0.5, 1.0, 1.25, 1.5, 2.0), (1, 5, 9), (3.0, 10.0, 25.0, 50.0)
+DEVIATIONS, LIARS, GAINS = (0.5, 1.0, 1.25, 1.5, 2.0), (1, 5, 9), (3.0, 10.0, 21.0, 25.0, 50.0)
 FIRST_SEED = 401
 MANY_CLIENTS = ("ls-2000-clients", "ls-1000-clients", "digits-500", "clients-20000", "clients-5000")
 """What ``honest`` leaves out."""

@@ -250,10 +250,10 @@ def test_small_norms_say_nothing_of_what_the_largest_may_hold() -> None:
 
 
 def test_what_outliers_may_hold() -> None:
-    """25 times their weight up to a half; a tenth may have half, and more weight more, if norms are alike."""
+    """21 times their weight up to a half; 12% may have half, and more weight more, if norms are alike."""
     state = heard(dict.fromkeys(range(30), 1.0))
     weights = np.array([0.0, 1e-6, 0.01, 0.02, 0.1, 0.25, 1.0])
-    expected = [0.0, 0.00026, 0.25, 0.5, 0.5, 0.728, 1.0]
+    expected = [0.0, 0.000176, 0.21, 0.42, 0.5, 0.693, 1.0]
     assert [state.largest_share(weight) for weight in weights] == pytest.approx(expected, rel=0.01)
 
 
@@ -466,7 +466,7 @@ def test_outliers_hold_no_more_than_their_share(name: str, data: st.DataObject) 
 
 
 def test_honest_outliers_leave_a_liar_no_more() -> None:
-    """98 clients of 1, one of 6 and a liar: when all outliers had one share, the liar held 0.41 for 0.25."""
+    """98 clients of 1, one of 6 and a liar: when all outliers had one share, the liar held more by that."""
     sampler, rng = EmpiricalBayesSampler(num_clients=100, cohort_size=5, seed=1), np.random.default_rng(0)
     norms = np.where(np.arange(100) == 1, 6.0, 1.0)
     for _ in range(200):
@@ -474,7 +474,7 @@ def test_honest_outliers_leave_a_liar_no_more() -> None:
         reports = norms[cohort.clients] * np.exp(0.1 * rng.standard_normal(len(cohort)))
         sampler.observe(cohort, np.where(cohort.clients == 0, 1e6, reports))
     assert guard_of(sampler).outliers.tolist() == [0, 1]
-    assert 0.2 < sampler.probabilities([0])[0] <= 0.25
+    assert 0.17 < sampler.probabilities([0])[0] <= 0.21
     assert 0.03 < sampler.probabilities([1])[0] < 0.06  # 6 / 104 of what is left
 
 
@@ -703,13 +703,14 @@ def test_small_clients_that_lie_do_not_set_the_bound(seed: int) -> None:
     assert max(bounds) < 100.0
 
 
-def test_honest_heavy_clients_keep_half_of_the_draws() -> None:
-    """Two of a hundred with fifty times the norms of the others should have half: they do, nearly."""
+def test_what_honest_heavy_clients_keep() -> None:
+    """Two of a hundred with fifty times the norms of the others should have half: they keep 0.42 of what is
+    learnt, 0.37 in all."""
     sampler = EmpiricalBayesSampler(num_clients=100, cohort_size=5, seed=1)
     for _ in range(150):
         cohort = sampler.draw()
         sampler.observe(cohort, np.where(cohort.clients < 2, 50.0, 1.0))
-    assert 0.4 < sampler.probabilities([0, 1]).sum() <= 0.5
+    assert 0.35 < sampler.probabilities([0, 1]).sum() <= 0.42
 
 
 def test_an_outlier_is_forgiven() -> None:
@@ -844,7 +845,7 @@ def test_guard_must_be_a_guard() -> None:
 
 
 def test_whole_numbers_are_the_same_setting() -> None:
-    assert Guard(clip_factor=100, largest_gain=25) == Guard()
+    assert Guard(clip_factor=100, largest_gain=21) == Guard()
     assert repr(Guard(fence=5)) == "Guard(fence=5.0)"
 
 

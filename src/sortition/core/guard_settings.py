@@ -42,7 +42,7 @@ class Guard:
     update_factor: float = 10.0
     """``norm_bound``, for updates, is this multiple of the ninth decile Q9, or Q9 / Q2 times it if that is
     more (Q2: the median), and never above the clip."""
-    largest_gain: float = 25.0
+    largest_gain: float = 21.0
     """What all outliers together may hold of what was learnt, over their client weight; but at most half. Or
     what log-normal norms would explain, if that is more, with ``least_deviation`` or the one estimated."""
 
@@ -63,7 +63,7 @@ class Guard:
         r"""The least :math:`s` of ``engine.limit.share_of``: outliers of the weight 2.5 / gain may hold half.
 
         >>> round(Guard().least_deviation, 2), Guard(largest_gain=3).least_deviation
-        (1.28, 0.0)
+        (1.18, 0.0)
         """
         return 0.0 - NormalDist().inv_cdf(min(2.5 / self.largest_gain, 0.5))
 

@@ -62,8 +62,8 @@ def share_of(weight: float, gain: float, deviation: float) -> float:
 
     .. math:: S(c) = \max(\min(1/2,\; \text{gain} \cdot c),\; \Phi(\Phi^{-1}(c) + \text{deviation}))
 
-    >>> share_of(0.01, 25.0, 1.28), share_of(1.0, 25.0, 1.28)
-    (0.25, 1.0)
+    >>> share_of(0.01, 21.0, 1.18), share_of(1.0, 21.0, 1.18)
+    (0.21, 1.0)
     """
     if weight <= 0.0 or weight > ALL:
         return 0.0 if weight <= 0.0 else 1.0
