@@ -31,7 +31,7 @@ GAIN, LARGEST_CHANGE, LARGEST_TREND = 0.2, 2.0, 2.0
 follows by the same part in the time in which the window is heard once, or in ``MANY`` replies if these are
 more: what a few clients say is mostly noise. It is at most ``LARGEST_TREND`` a reply."""
 OLD = 0.15
-"""Only norms that are older than this part of the mean age say what has changed, and follow."""
+"""Norms are old from this part of the window's mean age on, in replies since."""
 ROUNDING = 1e-9
 DEVIATION = 0.95
 """The deviation over the distance of the ninth decile from the median. It would be 0.78 for log-normal norms;
@@ -106,13 +106,14 @@ def _stored(
 ) -> Any:
     """The window with the last norms of ``clients``, without the oldest; what is remembered follows.
 
-    What all norms do is said by those that are heard again, were no outliers and are not above their bound.
-    All follow the trend, and old ones the change beyond it: young ones may have come after it.
+    What all norms do is said by those that are heard again, were no outliers and are not above their bound:
+    by the old ones, if there are any. All follow the trend, and the old ones of the window, and the outliers,
+    the change beyond it: young ones may have come after it.
     """
     bounds.replies += clients.size
     order = np.argsort(clients)
-    ascending, changes, again = clients[order], np.empty(clients.size), 0
-    stay, size = np.empty(window.size, dtype=np.int64), 0
+    ascending, stay, size = clients[order], np.empty(window.size, dtype=np.int64), 0
+    changes, aged, again = np.empty(clients.size), np.empty(clients.size, dtype=np.bool_), 0
     since = bounds.replies - OLD * (bounds.replies - window.before.mean()) if window.size else 0.0
     for i in range(window.size):
         entry = window[i]
@@ -120,15 +121,16 @@ def _stored(
         if place < 0 and entry.before >= bounds.replies - OUTDATED:
             stay[size] = i
             size += 1
-        if place >= 0 and entry.before <= since:
+        if place >= 0:
             log = logs[order[place]]
-            if log <= bounds.outlier and position_in(outliers.client, entry.client) < 0:
-                changes[again] = log - entry.log
-                again += 1
+            changes[again], aged[again] = log - entry.log, entry.before <= since
+            again += log <= bounds.outlier and position_in(outliers.client, entry.client) < 0
+    changes, aged = changes[:again], aged[:again]
     too_many, oldest = min(size + clients.size - REMEMBERED, size), 0
     if too_many > 0:
         oldest = np.partition(window.before[stay[:size]], too_many - 1)[too_many - 1] + 1
-    change = _follow(bounds, changes[:again], clients.size, size - max(too_many, 0) + clients.size)
+    told = changes[aged] if aged.any() else changes  # those who stay away must not silence the others
+    change = _follow(bounds, told, clients.size, size - max(too_many, 0) + clients.size)
     trend = bounds.trend * clients.size
     old, olds, young, youngs = np.empty(size, dtype=ENTRY), 0, np.empty(size, dtype=ENTRY), 0
     for i in stay[:size]:
