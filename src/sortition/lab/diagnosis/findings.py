@@ -56,7 +56,7 @@ IN_WORDS = {
 }
 BY_SIZE = (
     ' Take ProportionalSampler(..., design="fixed_size"), which was measured: without a design it draws with '
-    "replacement."
+    "replacement, and without guard=Guard() no update is clipped."
 )
 """What is said of sampling by size: its default design is another one."""
 NEAR = 1.05
