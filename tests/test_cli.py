@@ -311,6 +311,10 @@ class TestErrors:
                 "--samplers: 'toy:none' must make a Sampler, got NoneType; in environment clients-20",
             ),
             (
+                ["arena", "--environments", "steady", "--mode", "closed", "--split", "all"],
+                "--environments must name at least one that mode closed can run; steady has replay only",
+            ),
+            (
                 ["arena", "--samplers", "toy:none", "--mode", "vectors", "--jobs", "1"],
                 "--samplers: 'toy:none' must make a Sampler, got NoneType",
             ),

@@ -247,6 +247,11 @@ class TestTournament:
             with pytest.raises(ConfigurationError, match="best"):
                 find_contestant(name)
 
+    def test_what_closed_loop_cannot_run_is_named(self):
+        for chosen, said in (([TINY], "tiny has"), ([TINY, TINY], "tiny, tiny have")):
+            with pytest.raises(ConfigurationError, match=f"that mode closed can run; {said} replay only"):
+                run_closed_loop(contestants("uniform"), chosen, split="tune", seeds=1)
+
     @pytest.mark.parametrize("fight", [run_replay, run_closed_loop])
     def test_nothing_to_do_is_said(self, fight):
         with pytest.raises(ConfigurationError, match="environments"):
@@ -456,7 +461,7 @@ def test_all_environments_can_be_listed():
         (["--mode", "open"], ["--mode", "'open'", "replay", "closed"]),
         (["--split", "test"], ["--split", "'test'", "tune", "report"]),
         (["--measure", "speed"], ["--measure", "'speed'", "ratio"]),
-        (["--mode", "closed"], ["environments", "none"]),
+        (["--mode", "closed"], ["that mode closed can run; clients-20 has replay only"]),
         (["--out", "/proc/x"], ["--out", "'/proc/x'"]),
         (["--out", "/proc"], ["--out", "'/proc'"]),
     ],

@@ -15,7 +15,7 @@ from sortition.lab.arena.tournament import rounds_to, run_closed_loop, smooth
 from sortition.lab.compare import FallingCurve, compare, rounds_of
 from sortition.lab.contestants import CONTESTANTS
 from sortition.lab.problems.softmax import digits_federation
-from sortition.lab.training import all_norms
+from sortition.lab.training import all_norms, check_problem
 
 ROUNDS = 40
 
@@ -265,7 +265,8 @@ class TestOwnProblem:
         [
             ({"num_clients": 0}, "num_clients"),
             ({"client_weights": np.ones(6)}, "client_weights of the problem must sum to one"),
-            ({"loss": lambda model: np.nan}, "loss"),
+            ({"loss": lambda model: np.nan}, r"problem: loss\(model\) gave nan at the initial model"),
+            ({"loss": lambda model: np.zeros(2)}, "loss.* must be a number"),
             ({"loss": 3.0}, "method loss"),
             ({"initial_model": lambda: np.zeros((2, 2))}, "initial_model"),
             ({"updates": lambda model, clients, round_index: np.zeros(3)}, "a row of 1 numbers for each"),
@@ -275,7 +276,11 @@ class TestOwnProblem:
             ({"updates": lambda model, clients: np.zeros(3)}, "TypeError"),
             (
                 {"updates": lambda model, clients, round_index: np.full((len(clients), 1), np.nan)},
-                "must be finite, got nan or inf for all clients",
+                "gave nan for client 0 in round 0, at the initial model",
+            ),
+            (
+                {"updates": lambda model, ids, round_index: np.where(ids[:, None] == 4, -np.inf, 1)},
+                r"problem: updates\(.*\) gave -inf for client 4 in round 0",
             ),
         ],
     )
@@ -287,6 +292,24 @@ class TestOwnProblem:
 
         with pytest.raises(ConfigurationError, match=message):
             compare(broken, [], cohort_size=2, num_rounds=5, step_size=0.1)
+
+    @pytest.mark.parametrize("member", ["updates", "loss"])
+    def test_what_is_not_finite_in_a_later_repeat_is_not_blamed_on_the_step(self, member):
+        def broken(seed):
+            problem = Line(seed)
+            if seed == 2:
+                problem.places[5] = np.nan
+                if member == "loss":
+                    problem.updates = Line(seed).updates
+            return problem
+
+        with pytest.raises(ConfigurationError, match=rf"problem: {member}\(.*\) gave nan .*initial model"):
+            compare(broken, [], cohort_size=2, num_rounds=5, step_size=0.1, repeats=3)
+
+    def test_large_updates_are_finite(self):
+        problem = Line(0, spread=1e200)
+        problem.loss = lambda model: 1.0
+        assert check_problem(problem) is problem
 
     def test_what_is_no_problem_is_refused(self):
         for wrong in (3, lambda seed: 3, lambda: Line(0)):

@@ -333,6 +333,13 @@ class TestLedgerEstimates:
                 run.observe(cohort, norms[cohort.clients])
         return diagnose(path)
 
+    def test_who_was_clipped_is_counted(self, tmp_path):
+        with open_run(tmp_path / "run.db", lambda: default_sampler(20, 5, seed=1)) as run:
+            for _ in range(40):
+                cohort = run.draw()
+                run.observe(cohort, np.where(cohort.clients == 7, 1e6, 1.0))
+        assert "The norms of 1 client were clipped by the guard." in repr(diagnose(tmp_path / "run.db"))
+
     def test_few_rounds_give_no_verdict(self, tmp_path):
         few, many = self.skewed(tmp_path / "few.db", 5), self.skewed(tmp_path / "many.db", 200)
         assert (few.verdict, few.choice) == ("can't tell yet", None)
@@ -464,6 +471,12 @@ class TestPilots:
             diagnose(Toy(), cohort_size=K, step_size=30.0, num_rounds=20)
         found = train_pilots(Quadratic(), [UNIFORM], M, step_size=1024.0, num_rounds=10)
         assert found[UNIFORM].step_size == pytest.approx(1.0)
+
+    def test_an_update_that_is_not_finite_is_not_blamed_on_the_step(self):
+        broken = Toy()
+        broken.updates = lambda *asked: np.where(asked[1][:, None] == 3, np.nan, Toy().updates(*asked))
+        with pytest.raises(ConfigurationError, match=r"problem: updates\(.* nan for client 3 in round 0"):
+            diagnose(broken, cohort_size=K, step_size=0.02, num_rounds=20)
 
     def test_losses_below_zero(self):
         lower = Toy()

@@ -91,12 +91,6 @@ def check_problem(problem: Any) -> Problem:
             f"updates(model, clients, round_index) must give an array with a row of {len(model)} numbers "
             f"for each client, got {type(updates).__name__} of shape {np.shape(updates)}"
         )
-    everybody = np.arange(problem.num_clients)
-    if not np.isfinite(updates).any() and not np.isfinite(problem.updates(model, everybody, 0)).any():
-        raise ConfigurationError(
-            "updates(model, clients, round_index) must be finite, got nan or inf for all clients at the "
-            "initial model: look at how they are computed"
-        )
     if not np.array_equal(model, before):
         raise ConfigurationError(
             "updates(model, clients, round_index) must not change the model: copy it first"
@@ -106,11 +100,38 @@ def check_problem(problem: Any) -> Problem:
             "updates(model, clients, round_index) must give the same result when it is called again: what is "
             "random must depend on the round and the client, as in default_rng([seed, round_index, client])"
         )
-    loss = problem.loss(model)
-    if not np.isscalar(loss) or not np.isfinite(loss):
-        raise ConfigurationError(f"loss(model) must be a finite number, got {loss!r} at the initial model")
+    first_norms(problem)
+    first_loss(problem)
     checked: Problem = problem
     return checked
+
+
+def first_norms(problem: Problem) -> FloatArray:
+    """The norm of every client's update in round 0, where no step was taken: updates must be finite."""
+    model = problem.initial_model()
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = all_norms(problem, model, 0)
+    odd = np.flatnonzero(~np.isfinite(norms))
+    if len(odd):
+        updates = problem.updates(model, odd, 0)
+        rows, columns = np.nonzero(~np.isfinite(updates))
+        if len(rows):  # otherwise they are finite, but their squares are not
+            raise ConfigurationError(
+                f"problem: updates(model, clients, round_index) gave {updates[rows[0], columns[0]]} "
+                f"for client {odd[rows[0]]} in round 0, at the initial model"
+            )
+    return norms
+
+
+def first_loss(problem: Problem) -> float:
+    """The loss of the initial model, which must be finite."""
+    loss = problem.loss(problem.initial_model())
+    is_number = bool(np.isscalar(loss))
+    if not is_number:
+        raise ConfigurationError(f"loss(model) must be a number, got {loss!r} at the initial model")
+    if not np.isfinite(loss):
+        raise ConfigurationError(f"problem: loss(model) gave {loss} at the initial model")
+    return float(loss)
 
 
 class LocalProblem(Problem, Protocol):
@@ -243,7 +264,7 @@ def train(
     Training that diverges ends: the losses of the rounds that are left are inf.
     """
     losses, ratios = np.full(num_rounds, np.inf), np.full(num_rounds, np.nan)
-    initial_loss = float(problem.loss(problem.initial_model()))
+    initial_loss = first_loss(problem)
     most = DIVERGED * max(abs(initial_loss), 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         for done in training_rounds(sampler, problem, algorithm, num_rounds):

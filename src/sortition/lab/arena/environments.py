@@ -30,7 +30,7 @@ from sortition.lab.problems.least_squares import (
     one_coordinate,
 )
 from sortition.lab.problems.softmax import STEP_SIZE, digits_federation, gaussian_federation
-from sortition.lab.training import LocalProblem, Problem, Trajectory, all_norms, train, training_rounds
+from sortition.lab.training import LocalProblem, Problem, Trajectory, first_norms, train, training_rounds
 
 Half: TypeAlias = Literal["tune", "report"]
 Split: TypeAlias = Literal["tune", "report", "all"]
@@ -77,7 +77,7 @@ class Training:
         problem = self.make_problem(seed=seed)
         trial = Trial.at_start(
             problem.client_weights,
-            all_norms(problem, problem.initial_model(), 0),
+            first_norms(problem),
             cohort_size=self.cohort_size,
             num_rounds=self.num_rounds,
             design=self.design,

@@ -157,6 +157,12 @@ def run_closed_loop(
     trained = {environment: environment.training for environment in environments}
     trainings = {environment.name: training for environment, training in trained.items() if training}
     chosen = tuple(environment for environment in environments if environment.name in trainings)
+    if environments and not chosen:
+        names = ", ".join(environment.name for environment in environments)
+        raise ConfigurationError(
+            f"environments must name at least one that mode closed can run; {names} "
+            f"{'has' if len(environments) == 1 else 'have'} replay only"
+        )
     numbers = _checked_seeds(chosen, split, seeds, skip, jobs)
     everybody = with_baseline(contestants)
     scores = []
@@ -294,7 +300,7 @@ def _checked_seeds(
     whole_number("jobs", jobs, least=1)
     whole_number("skip", skip, least=0)
     if not environments:
-        raise ConfigurationError("environments must name at least one that this mode can run, got none")
+        raise ConfigurationError("environments must name at least one, got none")
     return seeds_of(split, whole_number("seeds", seeds, least=1), skip)
 
 

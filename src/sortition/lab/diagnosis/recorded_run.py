@@ -33,6 +33,7 @@ from sortition.lab.parallel import Tick
 from sortition.ledger import RunRecord
 from sortition.ledger.encoding import column_of
 from sortition.ledger.record import Membership
+from sortition.ledger.store import counted
 from sortition.ledger.summary import suspicion_of
 
 DRAWS_A_BLOCK = 200
@@ -110,7 +111,8 @@ def _measure(record: RunRecord, seed: int, tick: Tick) -> StepNoise:
     lied = [suspect.client for suspect in suspicion_of(record).suspects]
     if lied:
         notes.append(
-            f"The norms of {len(lied)} clients were clipped by the guard. All figures are without them."
+            f"The norms of {counted(len(lied), 'client')} were clipped by the guard. All figures are without "
+            "them."
         )
     for drawn in drawn_rounds(record, cohort_size, sizes):
         feedback = np.where(np.isin(drawn.clients, lied), 0.0, drawn.feedback)
