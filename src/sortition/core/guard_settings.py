@@ -27,8 +27,8 @@ class Guard:
 
     ``guard=None`` is the paper to the letter.
 
-    ``Guard(largest_gain=3, outlier_factor=2)`` leaves less to liars, and costs more where a few honest clients
-    have very large norms; ``update_factor=3`` is for liars with some percent of the weight:
+    ``Guard(largest_gain=3, outlier_factor=2)`` leaves less to liars, and costs more where a few honest
+    clients have very large norms; ``update_factor=3`` is for liars with some percent of the weight:
     ``docs/research/hostile-clients.md`` has the figures.
     """
 
