@@ -25,6 +25,22 @@ def test_small_cnn_on_fashion_mnist():
     assert "AdaptiveOSMDSampler: loss" in done.stdout
 
 
+def test_a_server_with_a_memory_continues_where_it_stopped(tmp_path):
+    def last_line(run, rounds):
+        command = [sys.executable, "-W", "error", str(ROOT / "examples" / "server_with_memory.py"), str(run)]
+        done = subprocess.run(
+            [*command, "--rounds", str(rounds)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    unbroken = last_line(tmp_path / "unbroken.db", 200)
+    assert last_line(tmp_path / "stopped.db", 70) != unbroken
+    assert last_line(tmp_path / "stopped.db", 200) == unbroken
+    reached, least = (float(word) for word in unbroken.replace(",", "").split() if "." in word)
+    assert least <= reached < least + 1e-3
+
+
 def test_coordinates(monkeypatch):
     """Adaptive sampling needs fewer updates than other orders, and more than an active set."""
     monkeypatch.syspath_prepend(ROOT / "examples")
