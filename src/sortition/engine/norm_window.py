@@ -31,7 +31,7 @@ GAIN, LARGEST_CHANGE, LARGEST_TREND = 0.2, 2.0, 2.0
 follows by the same part in the time in which the window is heard once, or in ``MANY`` replies if these are
 more: what a few clients say is mostly noise. It is at most ``LARGEST_TREND`` a reply."""
 OLD = 0.15
-"""Norms are old from this part of the window's mean age on, in replies since."""
+"""A norm is old if its age, in replies since, is at least this part of the mean age in the window."""
 ROUNDING = 1e-9
 DEVIATION = 0.95
 """The deviation over the distance of the ninth decile from the median. It would be 0.78 for log-normal norms;
@@ -106,9 +106,9 @@ def _stored(
 ) -> Any:
     """The window with the last norms of ``clients``, without the oldest; what is remembered follows.
 
-    What all norms do is said by those that are heard again, were no outliers and are not above their bound:
-    by the old ones, if there are any. All follow the trend, and the old ones of the window, and the outliers,
-    the change beyond it: young ones may have come after it.
+    What all norms do is said by those that are heard again, were no outliers and are not above their bound;
+    by the old ones alone, if there are any. Everything follows the trend. Outliers and the old norms of the
+    window also follow the change beyond it; young norms may have come after that change.
     """
     bounds.replies += clients.size
     order = np.argsort(clients)
